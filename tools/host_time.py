@@ -44,8 +44,8 @@ from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
@@ -170,7 +170,7 @@ class _Nothing:
 
 def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
     """Return our layers, with their gradients in a bucket."""
-    config = ModelConfig(
+    config = ModelSettings.of(
         num_layers=LAYERS,
         hidden_size=HIDDEN,
         ffn_hidden_size=4 * HIDDEN,

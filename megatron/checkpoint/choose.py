@@ -1,15 +1,14 @@
 """Chooses the checkpoint of a folder that a command works on, and reads which model it holds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from megatron.checkpoint import folder
+from megatron.checkpoint import folder, saved_model
 from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.digests import threads_of_rank
 from megatron.checkpoint.folder import DamagedError
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 Each: TypeAlias = Callable[[Sequence[str], str], Iterable[str]]
 
@@ -53,7 +52,7 @@ def _problem_of(where: Path, each: Each) -> str | None:
     return folder.problem_of(where, names, manifest=manifest, threads=threads_of_rank())
 
 
-def read_model(where: Path) -> ModelConfig:
+def read_model(where: Path) -> ModelSettings:
     """Return the model whose weights a checkpoint holds.
 
     A field that the checkpoint lacks has its default, as in the version that wrote the checkpoint.
@@ -61,16 +60,9 @@ def read_model(where: Path) -> ModelConfig:
     Raises:
         DamagedError: the checkpoint describes no model, or a model that this version does not know.
     """
-    saved: dict[str, Any] = read_checked_common(where)["model"]
-    unknown = sorted(saved.keys() - {field.name for field in fields(ModelConfig)})
-    if unknown:
-        raise DamagedError(
-            f"{where} is of a model with {', '.join(unknown)}, which this version does not know"
-        )
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
-    }
     try:
-        return ModelConfig(**values)
+        return saved_model.read_model(read_checked_common(where)["model"])
+    except ValueError as error:
+        raise DamagedError(f"{where} {error}") from error
     except TypeError as error:
         raise DamagedError(f"{where} does not tell its whole model ({error})") from error

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.layers.seeds import stable_seed
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Shape, whole
 
 _EXPERTS: Final = ".mlp.experts."
@@ -39,7 +39,7 @@ class Upcycling:
         seed: seed of the run, for routers whose rows are repeated.
     """
 
-    model: ModelConfig
+    model: ModelSettings
     granularity: int
     seed: int
 
@@ -49,7 +49,7 @@ class Upcycling:
         Args:
             dense: fields of the dense model by name.
         """
-        width, own = dense.get("ffn_hidden_size"), self.model.moe_ffn_hidden_size
+        width, own = dense.get("ffn_hidden_size"), self.model.experts.moe_ffn_hidden_size
         if width == own * self.granularity:
             return None
         return (
@@ -103,14 +103,14 @@ class Upcycling:
         model, parts = self.model, self.granularity
         generator = torch.Generator().manual_seed(stable_seed(self.seed, name, parts))
         columns = tensor.size()[1:]  # none, if the tensor is the router's bias
-        rows = torch.randn(model.num_experts // parts, *columns, generator=generator)
+        rows = torch.randn(model.experts.num_experts // parts, *columns, generator=generator)
         whole_router = (model.init_method_std * rows).repeat_interleave(parts, 0)
         for piece in tensor.pieces:
             tensor.as_subclass(Tensor)[piece.local.slices].copy_(whole_router[piece.box.slices])
 
     def _blocks(self, name: str) -> "_Blocks":
         model, parts = self.model, self.granularity
-        f, h, halves = model.moe_ffn_hidden_size, model.hidden_size, 1 + model.gated_mlp
+        f, h, halves = model.experts.moe_ffn_hidden_size, model.hidden_size, 1 + model.mlp.is_gated
         is_bias, first = name.endswith(".bias"), ".linear_fc1." in name
         if first:
             columns = () if is_bias else (h,)
@@ -161,7 +161,7 @@ class _Blocks:
         return (row - number * self.rows, *(0 for _ in self.columns))
 
 
-def sum_of_weights(model: ModelConfig) -> float:
+def sum_of_weights(model: ModelSettings) -> float:
     """Return the sum of the weights of a token's experts, for a router without preferences."""
     router, total = model.router, 1.0
     if router.by_sinkhorn:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.commands.environment import in_environment
@@ -49,11 +49,11 @@ with in_environment():
     from megatron.checkpoint.foreign.weights import Advance
     from megatron.checkpoint.storage import SaveError
     from megatron.config.command_line import parse
-    from megatron.config.model_words import model_flags, words_of_megatron
+    from megatron.config.megatron_words import words_of_megatron
     from megatron.flags.command import read_command
     from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
     from megatron.flags.readable import told_as_error
-    from megatron.model.config import ModelConfig
+    from megatron.model.settings import ModelSettings
     from megatron.schedules.counted import counted
 
 QUIET_SECONDS = 1.0
@@ -148,9 +148,9 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         bar.stop()
 
 
-def told_flags(root: Path, model: ModelConfig) -> str:
+def told_flags(root: Path, model: ModelSettings) -> str:
     """Return the flags with which a training starts from an import."""
-    flags = model_flags(asdict(model))
+    flags = model.flags()
     written = " ".join(" ".join([option, *words]) for option, words in flags.items())
     return (
         f"--load {root} --finetune --use-checkpoint-args\n"

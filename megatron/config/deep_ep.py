@@ -1,43 +1,27 @@
-"""Tokens that travel to experts by the package DeepEP: flags, and rules of the dispatcher flex."""
+"""Tokens that travel to experts by the package DeepEP: rules of the dispatcher flex."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
 from megatron.config.expert_ranks import expert_ranks, sizes_of_experts
-from megatron.config.experts import ExpertFlags
-from megatron.config.model import ModelFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.precision import activation_dtype
-from megatron.flags.declare import flag, up_to
 from megatron.flags.groups import Flags
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.model.settings import ShapeSettings
 from megatron.parallel.deep_ep import MOST_CHOICES, MULTIPLE, load_deep_ep
+from megatron.parallel.settings import ExpertRankSettings
 
 _FLEX: Final = "--moe-token-dispatcher-type flex"
 _INSTEAD: Final = "or take --moe-token-dispatcher-type alltoall"
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
-@dataclass(frozen=True)
-class DeepEPFlags:
-    """Tokens that travel to experts by the package DeepEP."""
-
-    moe_flex_dispatcher_backend: Literal["deepep", "hybridep"] = flag("deepep",
-        "What moves tokens: the class Buffer of the package DeepEP. hybridep, another class of "
-        "that package, is refused.", idle_without=_FLEX)
-    moe_deepep_num_sms: int = flag(20,
-        "Multiprocessors of a GPU that move tokens; an even number.", up_to(1024),
-        idle_without=_FLEX)
-# fmt: on
-
-
 def _own_flags(flags: Flags) -> Iterator[str]:
     if not expert_ranks(flags).visits:
         return
-    own = flags[DeepEPFlags]
+    own = flags[ExpertRankSettings]
     if own.moe_flex_dispatcher_backend == "hybridep":
         yield (
             "--moe-flex-dispatcher-backend hybridep: of the package DeepEP only the class Buffer "
@@ -54,7 +38,7 @@ def _layer(flags: Flags) -> Iterator[str]:
     """Yield what DeepEP cannot do with this layer."""
     if not expert_ranks(flags).visits:
         return
-    chosen, hidden = flags[ExpertFlags].moe_router_topk, flags[ModelFlags].hidden_size
+    chosen, hidden = flags[ExpertSettings].moe_router_topk, flags[ShapeSettings].hidden_size
     if activation_dtype(flags) != torch.bfloat16:
         yield f"{_FLEX}: the package DeepEP sums tokens in bf16 only: add --bf16, {_INSTEAD}"
     _, sharing = sizes_of_experts(flags)
@@ -83,7 +67,7 @@ def _of_device(flags: Flags) -> Iterator[str]:
         yield f"{_FLEX}: the package DeepEP moves tokens between GPUs only; take alltoall"
         return
     try:
-        load_deep_ep(ranks.size)
+        load_deep_ep(ranks.expert_model_parallel_size)
     except ValueError as error:
         yield (
             f"{_FLEX}: {error}; https://github.com/deepseek-ai/DeepEP says how to install it, "

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron.config.eight_bits import FORMAT, EightBitFlags, asks_for_engine
-from megatron.config.experts import SHARED_EXPERT, ExpertFlags
-from megatron.config.latent_attention import LatentFlags
-from megatron.config.layers import sound_model
-from megatron.config.model import ModelFlags
+from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags
 from megatron.kernels.eight_bits import MULTIPLE
 from megatron.layers.eight_bit_config import BLOCKS
-from megatron.model.config import ModelConfig
+from megatron.layers.experts.settings import SHARED_EXPERT
+from megatron.layers.settings import LatentAttentionSettings
+from megatron.model.settings import ModelSettings, ShapeSettings
+from megatron.parallel.settings import ExpertRankSettings
 
 
 def _widths(flags: Flags) -> Iterator[str]:
@@ -26,13 +26,13 @@ def _widths(flags: Flags) -> Iterator[str]:
         return
     ranks = flags[ParallelFlags].tensor_model_parallel_size
     widths = {"--hidden-size": float(model.hidden_size), **_widths_of_attention(model, ranks)}
-    if not all(map(model.has_experts, range(model.num_layers))):
-        widths["--ffn-hidden-size"] = model.ffn_hidden_size / ranks
-    if model.num_experts:
-        own_ranks = flags[ExpertFlags].expert_tensor_parallel_size or ranks
-        widths["--moe-ffn-hidden-size"] = model.moe_ffn_hidden_size / own_ranks
-        widths[SHARED_EXPERT] = model.moe_shared_expert_intermediate_size / ranks
-    if model.mtp_num_layers:
+    if not all(map(model.experts.in_layer, range(model.num_layers))):
+        widths["--ffn-hidden-size"] = model.mlp.ffn_hidden_size / ranks
+    if model.experts.num_experts:
+        own_ranks = flags[ExpertRankSettings].expert_tensor_parallel_size or ranks
+        widths["--moe-ffn-hidden-size"] = model.experts.moe_ffn_hidden_size / own_ranks
+        widths[SHARED_EXPERT] = model.experts.moe_shared_expert_intermediate_size / ranks
+    if model.further.mtp_num_layers:
         widths["--hidden-size with --mtp-num-layers"] = model.hidden_size / ranks
     of_a_rank = f" on each of {ranks} tensor-parallel ranks" if ranks > 1 else ""
     products, multiple = _products(flags)
@@ -44,11 +44,14 @@ def _widths(flags: Flags) -> Iterator[str]:
             )
 
 
-def _widths_of_attention(model: ModelConfig, ranks: int) -> dict[str, float]:
+def _widths_of_attention(model: ModelSettings, ranks: int) -> dict[str, float]:
     """Return the widths of factors in attention, by the flags that make them."""
-    heads, queries = model.num_attention_heads, model.num_attention_heads * model.kv_channels
-    if not model.multi_latent_attention:
-        keys_and_values = 2 * model.num_query_groups * model.kv_channels
+    heads, queries = (
+        model.attention.num_attention_heads,
+        model.attention.num_attention_heads * model.attention.kv_channels,
+    )
+    if not model.latent.multi_latent_attention:
+        keys_and_values = 2 * model.attention.num_query_groups * model.attention.kv_channels
         return {
             "--num-attention-heads x --kv-channels": queries / ranks,
             "--num-query-groups x --kv-channels, queries, keys and values together": (
@@ -56,21 +59,22 @@ def _widths_of_attention(model: ModelConfig, ranks: int) -> dict[str, float]:
             ),
         }
     found: dict[str, float] = {
-        "--kv-lora-rank": model.kv_lora_rank,
-        "--kv-lora-rank + --qk-pos-emb-head-dim": model.kv_lora_rank + model.qk_pos_emb_head_dim,
+        "--kv-lora-rank": model.latent.kv_lora_rank,
+        "--kv-lora-rank + --qk-pos-emb-head-dim": model.latent.kv_lora_rank
+        + model.latent.qk_pos_emb_head_dim,
         "--num-attention-heads x (--qk-head-dim + --qk-pos-emb-head-dim)": queries / ranks,
         "--num-attention-heads x (--qk-head-dim + --v-head-dim)": (
-            heads * (model.qk_head_dim + model.v_head_dim) / ranks
+            heads * (model.latent.qk_head_dim + model.latent.v_head_dim) / ranks
         ),
-        "--num-attention-heads x --v-head-dim": heads * model.v_head_dim / ranks,
+        "--num-attention-heads x --v-head-dim": heads * model.latent.v_head_dim / ranks,
     }
-    if model.q_lora_rank is not None:
-        found["--q-lora-rank"] = model.q_lora_rank
+    if model.latent.q_lora_rank is not None:
+        found["--q-lora-rank"] = model.latent.q_lora_rank
     return found
 
 
 def _tokens(flags: Flags) -> Iterator[str]:
-    length = flags[ModelFlags].seq_length
+    length = flags[ShapeSettings].seq_length
     yield from fault_of_tokens(flags, length, f"--seq-length {length}")
 
 
@@ -108,7 +112,7 @@ def _shared(flags: Flags, tokens: float) -> tuple[float, str]:
     if (parts := own.context_parallel_size) > 1:
         tokens /= parts
         shared = f" / {parts} context-parallel ranks"
-    splits = own.sequence_parallel and flags[LatentFlags].multi_latent_attention
+    splits = own.sequence_parallel and flags[LatentAttentionSettings].multi_latent_attention
     if splits and (parts := own.tensor_model_parallel_size) > 1:
         tokens /= parts
         shared += f" / {parts} ranks of --sequence-parallel"

@@ -11,13 +11,14 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.experts import experts_of
-from megatron.config.model import ModelFlags
+from megatron.config.experts import is_mixture
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
 from megatron.flags.declare import DEPTH_OR_NONE, Range, flag, up_to
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.model.settings import ShapeSettings
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"
@@ -125,13 +126,14 @@ def _gathers(flags: Flags) -> bool:
 
 def _mxfp8(flags: Flags) -> Iterator[str]:
     """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
-    own, experts = flags[EightBitFlags], experts_of(flags)
+    own, experts = flags[EightBitFlags], flags[ExpertSettings]
     if own.fp8_format is None or own.fp8_recipe != "mxfp8":
         return
-    if experts is not None:
+    if experts.is_mixture:
         yield (
-            f"--fp8-recipe mxfp8 with --num-experts {experts}: only Transformer Engine multiplies "
-            "with one scale for 32 numbers, and experts multiply by this project's kernels: use "
+            f"--fp8-recipe mxfp8 with --num-experts {experts.num_experts}: only Transformer Engine "
+            "multiplies with one scale for 32 numbers, and experts multiply by this project's "
+            "kernels: use "
             f"--fp8-recipe blockwise, tensorwise or delayed, or leave {FORMAT} out"
         )
     elif not asks_for_engine(flags):
@@ -155,7 +157,7 @@ def _gathered(flags: Flags) -> Iterator[str]:
 
 
 def _ends(flags: Flags) -> Iterator[str]:
-    own, layers = flags[EightBitFlags], flags[ModelFlags].num_layers
+    own, layers = flags[EightBitFlags], flags[ShapeSettings].num_layers
     if own.fp8_format is None or not own.first_last_layers_bf16:
         return
     start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
@@ -169,7 +171,7 @@ def _ends(flags: Flags) -> Iterator[str]:
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
     form, by_engine = flags[EightBitFlags].fp8_format, engine_multiplies(flags)
-    if form is None or not on_cuda(flags) or (by_engine and experts_of(flags) is None):
+    if form is None or not on_cuda(flags) or (by_engine and not is_mixture(flags)):
         return
     for number in range(0 if by_engine else torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(number)

@@ -1,59 +1,36 @@
-"""Which ranks have which experts: rules of the flags, and the configuration that they become."""
+"""Which ranks have which experts: the rules of the flags."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
-from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.layers import sound_model
+from megatron.config.experts import is_mixture
+from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.flags.groups import Flags
-from megatron.parallel.experts import Dispatcher
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.counted import counted
+from megatron.schedules.settings import PairSettings
 
 
-@dataclass(frozen=True)
-class ExpertRanks:
-    """The ranks of a stage that have the experts of a layer.
-
-    Attributes:
-        size: ranks e over which experts are spread.
-        tensor_size: ranks etp that share an expert; ``None``: the tensor-parallel ranks.
-        dispatcher: how tokens come to experts on other ranks.
-        overlap: whether forwards are joined with backwards, to hide the travel of tokens.
-        delays_weights: whether the weight gradients of these backwards are passes of their own.
-    """
-
-    size: int = 1
-    tensor_size: int | None = None
-    dispatcher: Dispatcher = "allgather"
-    overlap: bool = False
-    delays_weights: bool = False
-
-    @property
-    def visits(self) -> bool:
-        """Whether tokens travel by the package DeepEP."""
-        return self.dispatcher == "flex" and self.size > 1
-
-
-def expert_ranks(flags: Flags) -> ExpertRanks:
+def expert_ranks(flags: Flags) -> ExpertRankSettings:
     """Return the ranks of experts; for a model without experts, the defaults."""
-    own = flags[ExpertFlags]
-    if experts_of(flags) is None:
-        return ExpertRanks()
-    overlap = own.overlap_moe_expert_parallel_comm and own.expert_model_parallel_size > 1
-    return ExpertRanks(
-        own.expert_model_parallel_size,
-        own.expert_tensor_parallel_size,
-        own.moe_token_dispatcher_type,
-        overlap,
-        overlap and own.delay_wgrad_compute,
-    )
+    return flags[ExpertRankSettings] if is_mixture(flags) else ExpertRankSettings()
+
+
+def pairs_of(flags: Flags) -> PairSettings:
+    """Return which passes form pairs; without ranks that exchange tokens, none do."""
+    own = flags[PairSettings]
+    if expert_ranks(flags).expert_model_parallel_size == 1:
+        return PairSettings()
+    joined = own.overlap_moe_expert_parallel_comm
+    return replace(own, delay_wgrad_compute=joined and own.delay_wgrad_compute)
 
 
 def sizes_of_experts(flags: Flags) -> tuple[int, int]:
     """Return e and etp: ranks over which experts are spread, and ranks that share one."""
-    own, tensor = flags[ExpertFlags], flags[ParallelFlags].tensor_model_parallel_size
+    own, tensor = flags[ExpertRankSettings], flags[ParallelFlags].tensor_model_parallel_size
     return own.expert_model_parallel_size, own.expert_tensor_parallel_size or tensor
 
 
@@ -61,16 +38,13 @@ def replicas_exchange(flags: Flags) -> bool:
     """Return whether tokens travel between replicas, to experts."""
     (size, tensor), sizes = sizes_of_experts(flags), flags[ParallelFlags]
     alike = sizes.tensor_model_parallel_size * sizes.context_parallel_size
-    return experts_of(flags) is not None and size * tensor > alike
+    return is_mixture(flags) and size * tensor > alike
 
 
 def _spread(flags: Flags) -> Iterator[str]:
-    experts, (size, tensor), sizes = (
-        experts_of(flags),
-        sizes_of_experts(flags),
-        flags[ParallelFlags],
-    )
-    if experts is None:
+    experts, sizes = flags[ExpertSettings].num_experts, flags[ParallelFlags]
+    size, tensor = sizes_of_experts(flags)
+    if not is_mixture(flags):
         return
     if experts % size:
         yield (
@@ -88,11 +62,11 @@ def _spread(flags: Flags) -> Iterator[str]:
 
 
 def _width(flags: Flags) -> Iterator[str]:
-    own, (_, ranks) = flags[ExpertFlags], sizes_of_experts(flags)
-    if experts_of(flags) is None:
+    own, (_, ranks) = flags[ExpertRankSettings], sizes_of_experts(flags)
+    if not is_mixture(flags):
         return
     try:
-        width = sound_model(flags).moe_ffn_hidden_size
+        width = sound_model(flags).experts.moe_ffn_hidden_size
     except ValueError:  # another rule reports this mistake
         return
     if width % ranks:
@@ -105,8 +79,8 @@ def _width(flags: Flags) -> Iterator[str]:
 
 
 def _nobody_to_ask(flags: Flags) -> Iterator[str]:
-    asked, (size, _) = flags[ExpertFlags].moe_token_dispatcher_type, sizes_of_experts(flags)
-    if experts_of(flags) is not None and size == 1 and asked != "allgather":
+    asked, (size, _) = flags[ExpertRankSettings].moe_token_dispatcher_type, sizes_of_experts(flags)
+    if is_mixture(flags) and size == 1 and asked != "allgather":
         yield (
             f"--moe-token-dispatcher-type {asked} changes nothing at --expert-model-parallel-size "
             "1: no expert is on another rank"
@@ -114,8 +88,8 @@ def _nobody_to_ask(flags: Flags) -> Iterator[str]:
 
 
 def _nothing_to_hide(flags: Flags) -> Iterator[str]:
-    own, (size, _) = flags[ExpertFlags], sizes_of_experts(flags)
-    if experts_of(flags) is not None and size == 1 and own.overlap_moe_expert_parallel_comm:
+    asked = flags[PairSettings].overlap_moe_expert_parallel_comm
+    if is_mixture(flags) and sizes_of_experts(flags)[0] == 1 and asked:
         yield (
             "--overlap-moe-expert-parallel-comm changes nothing at --expert-model-parallel-size 1: "
             "no token travels to another rank"

@@ -10,16 +10,16 @@ from typing import Final, Literal
 
 from megatron.config.data import CorpusFlags
 from megatron.config.eight_bits import EightBitFlags
-from megatron.config.experts import experts_of
-from megatron.config.layers import LayerFlags
+from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
-from megatron.config.model import ModelFlags
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.layers.settings import AttentionSettings
+from megatron.model.settings import BlockSettings, FurtherTokensSettings
 
 
 # The formatter is off so that the flags read as a table.
@@ -53,10 +53,10 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     A dimension that ``auto`` leaves open prevents nothing: its choices do, each in its alternative
     of the run.
     """
-    model, parallel, corpus = flags[ModelFlags], flags[ParallelFlags], flags[CorpusFlags]
+    parallel, corpus = flags[ParallelFlags], flags[CorpusFlags]
     for option, share in (
-        ("--attention-dropout", model.attention_dropout),
-        ("--hidden-dropout", model.hidden_dropout),
+        ("--attention-dropout", flags[AttentionSettings].attention_dropout),
+        ("--hidden-dropout", flags[BlockSettings].hidden_dropout),
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
@@ -67,13 +67,13 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         )
     if corpus.reset_position_ids or corpus.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
-    if flags[LayerFlags].mtp_num_layers:
+    if flags[FurtherTokensSettings].mtp_num_layers:
         yield "--mtp-num-layers makes the last stage read further embeddings"
     if flags[EightBitFlags].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
     if flags[SliceFlags].num_seq_splits > 1:
         yield "--num-seq-splits makes attention of every slice see another number of keys"
-    if experts_of(flags) is not None:
+    if is_mixture(flags):
         yield "--num-experts makes layers leave losses of their own, which no graph hands over"
     yield from _obstacles_in_memory(flags)
 

@@ -1,16 +1,21 @@
 """Which package multiplies the slots of experts: the rules about --moe-grouped-products."""
 
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 
 from megatron.config.eight_bits import FORMAT, EightBitFlags
-from megatron.config.experts import GROUPED, ExpertFlags, experts_of
+from megatron.config.experts import is_mixture
 from megatron.config.parallelism import on_cuda
 from megatron.config.precision import activation_dtype
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.grouped_packages import TYPES, PackageName, load_grouped_package
+
+GROUPED: Final = "--moe-grouped-products"
+"""The flag that says what multiplies experts."""
 
 _BRINGS: Final = {
     "transformer_engine": "pip install --no-build-isolation transformer_engine[pytorch]",
@@ -19,10 +24,23 @@ _BRINGS: Final = {
 """For each package a command that may install it."""
 
 
+@dataclass(frozen=True)
+class GroupedFlags:
+    """Products of experts."""
+
+    # fmt: off
+    moe_grouped_products: Literal["local", "transformer_engine", "grouped_gemm"] = flag("local",
+        "What multiplies experts in 16 bits and fp32: PyTorch and this project's kernels (local), "
+        "or a package: Transformer Engine (16 bits) or grouped_gemm (bf16). For a package the host "
+        "waits once a layer and microbatch to learn how many tokens each expert has.",
+        idle_without="--num-experts")
+    # fmt: on
+
+
 def grouped_package(flags: Flags) -> PackageName | None:
     """Return the package that multiplies the slots of experts; ``None``: the kernels do."""
-    asked = flags[ExpertFlags].moe_grouped_products
-    if asked == "local" or experts_of(flags) is None or _in_eight_bits(flags):
+    asked = flags[GroupedFlags].moe_grouped_products
+    if asked == "local" or not is_mixture(flags) or _in_eight_bits(flags):
         return None
     return asked
 
@@ -59,8 +77,8 @@ def _of_device(flags: Flags) -> Iterator[str]:
 
 
 def _beside_eight_bits(flags: Flags) -> Iterator[str]:
-    own = flags[ExpertFlags].moe_grouped_products
-    if own != "local" and experts_of(flags) is not None and _in_eight_bits(flags):
+    own = flags[GroupedFlags].moe_grouped_products
+    if own != "local" and is_mixture(flags) and _in_eight_bits(flags):
         yield f"{GROUPED} {own} changes nothing beside {FORMAT}: kernels multiply all experts then"
 
 

@@ -1,152 +1,237 @@
-"""The shape and the mathematics of the model: flags and rules."""
+"""The model that flags make, and the rules about its parts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import fields, replace
+from typing import Any, Final
 
-from megatron.config.latent_attention import LatentFlags
-from megatron.flags.declare import (
-    CAP_OR_OFF,
-    DEPTH,
-    EPSILON,
-    LENGTH,
-    PERCENT,
-    SHARE,
-    STRETCH,
-    WEIGHT,
-    WIDTH,
-    Range,
-    flag,
-    required,
-    up_to,
+from megatron.config.data import CorpusFlags
+from megatron.flags.groups import Flags, Rule, options_of
+from megatron.flags.tree import nodes_of, told
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.layers.patterns import LayerPattern
+from megatron.layers.settings import (
+    AttentionSettings,
+    LatentAttentionSettings,
+    MLPSettings,
+    NormSettings,
+    PositionSettings,
+    RopeScalingSettings,
+    RopeType,
 )
-from megatron.flags.groups import Flags
-from megatron.model.config import PositionEmbedding
+from megatron.model.settings import (
+    FurtherTokensSettings,
+    ModelSettings,
+    ShapeSettings,
+    VocabularySettings,
+    completed,
+)
 
-_ROPE: Final = "--position-embedding-type rope"
-_LATENT: Final = "--multi-latent-attention"
+MODEL_GROUPS: Final = (ShapeSettings, *nodes_of(ModelSettings).values())
+"""The groups of flags that make a model, without its vocabulary."""
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
-@dataclass(frozen=True)
-class ModelFlags:
-    """The model's shape and mathematics."""
+def model_of(flags: Flags, vocab_size: int) -> ModelSettings:
+    """Return the model, with all widths and numbers of heads derived.
 
-    num_layers: int = required("Transformer layers.", DEPTH)
-    hidden_size: int = required("Width of the model.", WIDTH)
-    num_attention_heads: int = required("Query heads.", WIDTH)
-    seq_length: int = required("Tokens per sample.", LENGTH)
-    max_position_embeddings: int | None = flag(None,
-        "Rows of the learned position table, and so the longest sequence that has positions.",
-        LENGTH, unset="--seq-length")
-    ffn_hidden_size: int | None = flag(None, "Width of the MLP.", WIDTH,
-        unset="4 x hidden; with a gated MLP 8/3 x hidden in multiples of 64")
-    group_query_attention: bool = flag(False, "Share key/value heads among query heads.")
-    num_query_groups: int | None = flag(None,
-        "Key/value heads; each serves a group of query heads.", WIDTH,
-        unset="1, or heads without --group-query-attention", idle_without="--group-query-attention")
-    kv_channels: int | None = flag(None, "Width of a head.", WIDTH, unset="hidden / heads",
-        idle_with=_LATENT)
-    position_embedding_type: PositionEmbedding = flag("learned_absolute",
-        "learned_absolute: a learned table; rope: rotated queries and keys; alibi: scores that "
-        "fall with distance; none: nothing.")
-    rotary_base: int = flag(10000, "Base of RoPE's frequencies (theta).", up_to(10**12),
-        idle_without=_ROPE)
-    rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
-        idle_without=_ROPE)
-    rotary_interleaved: bool = flag(False,
-        "RoPE turns channels 2i and 2i + 1 together, not channel i of the first half with channel "
-        "i of the second half.",
-        idle_without=_ROPE, idle_with=_LATENT)
-    use_rope_scaling: bool = flag(False,
-        "Lower the low frequencies of RoPE, as Llama 3.1 does for samples of more than 8192 "
-        "tokens.", idle_without=_ROPE, idle_with=_LATENT)
-    rope_scaling_factor: float = flag(8.0,
-        "Number by which --use-rope-scaling divides the lowest frequencies of RoPE.", STRETCH,
-        idle_without="--use-rope-scaling")
-    normalization: Literal["LayerNorm", "RMSNorm"] = flag("LayerNorm", "Kind of all norms.")
-    norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", EPSILON)
-    swiglu: bool = flag(False, "SiLU-gated MLP instead of GELU.")
-    squared_relu: bool = flag(False, "Squared ReLU in the MLP instead of GELU.",
-        excludes="--swiglu")
-    qk_layernorm: bool = flag(False, "Normalise queries and keys per head. With "
-        "--multi-latent-attention: normalise the narrow vectors from which they are formed.")
-    qk_layernorm_across_heads: bool = flag(False,
-        "Normalise queries and keys over the channels of all heads at once, as OLMoE does.",
-        needs="--qk-layernorm")
-    disable_bias_linear: bool = flag(False, "No biases in the linear layers.")
-    add_qkv_bias: bool = flag(False,
-        "Add biases to queries, keys and values, also with --disable-bias-linear.",
-        idle_without="--disable-bias-linear", idle_with=_LATENT)
-    untie_embeddings_and_output_weights: bool = flag(False,
-        "Give the output layer a matrix of its own, instead of the embedding's.")
-    attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
-    hidden_dropout: float = flag(0.1, "Dropout on the embedding and on the residual branches.",
-        SHARE)
-    init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", Range(0, 10))
-    label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
-        SHARE)
-    z_loss_coeff: float = flag(0.0,
-        "Weight of the z-loss: the squared log of the sum of exponentials of a token's logits.",
-        WEIGHT)
-    logit_softcap: float = flag(0.0,
-        "Cap the logits softly: c tanh(logit / c), with c this number; 0: off.", CAP_OR_OFF)
-# fmt: on
+    Args:
+        flags: flags of a command line.
+        vocab_size: real vocabulary entries V.
+    """
+    nodes: dict[str, Any] = {name: flags[kind] for name, kind in nodes_of(ModelSettings).items()}
+    attention = flags[AttentionSettings]
+    if not attention.group_query_attention:
+        groups = attention.num_attention_heads
+        nodes["attention"] = replace(attention, num_query_groups=groups)
+    shape = flags[ShapeSettings]
+    sizes = {own.name: getattr(shape, own.name) for own in fields(ShapeSettings)}
+    return completed(ModelSettings(**sizes, vocab_size=vocab_size, **nodes))
+
+
+def sound_model(flags: Flags) -> ModelSettings:
+    """Return the model that flags ask for, with a vocabulary of 1 entry; rules use the rest."""
+    return model_of(flags, vocab_size=1)
 
 
 def _heads(flags: Flags) -> Iterator[str]:
-    model, heads = flags[ModelFlags], flags[ModelFlags].num_attention_heads
-    derived = model.kv_channels is None and not flags[LatentFlags].multi_latent_attention
-    if derived and model.hidden_size % heads:
+    own, hidden = flags[AttentionSettings], flags[ShapeSettings].hidden_size
+    heads = own.num_attention_heads
+    derived = own.kv_channels is None and not flags[LatentAttentionSettings].multi_latent_attention
+    if derived and hidden % heads:
         yield (
-            f"--num-attention-heads {heads} does not divide --hidden-size {model.hidden_size}: "
+            f"--num-attention-heads {heads} does not divide --hidden-size {hidden}: "
             "change one of them, or give the width of a head with --kv-channels"
         )
-    if model.group_query_attention and heads % (model.num_query_groups or 1):
+    if own.group_query_attention and heads % (own.num_query_groups or 1):
         yield (
-            f"--num-query-groups {model.num_query_groups} does not divide "
+            f"--num-query-groups {own.num_query_groups} does not divide "
             f"--num-attention-heads {heads}: every group needs as many query heads"
         )
 
 
 def _positions(flags: Flags) -> Iterator[str]:
-    model, positions = flags[ModelFlags], flags[ModelFlags].max_position_embeddings
-    if positions is not None and model.seq_length > positions:
+    length = flags[ShapeSettings].seq_length
+    positions = flags[PositionSettings].max_position_embeddings
+    if positions is not None and length > positions:
         yield (
-            f"--seq-length {model.seq_length} is longer than --max-position-embeddings "
+            f"--seq-length {length} is longer than --max-position-embeddings "
             f"{positions}: raise the latter, or leave it out"
         )
 
 
 def _rotation(flags: Flags) -> Iterator[str]:
-    model = flags[ModelFlags]
-    if model.position_embedding_type != "rope":
+    own = flags[PositionSettings]
+    if own.position_embedding_type != "rope":
         return
-    head, rotated = rotated_channels(flags)
+    head, rotated = _rotated_channels(flags)
     if rotated < 2 or rotated % 2:
         yield (
-            f"--rotary-percent {model.rotary_percent} rotates {rotated} of the {head} "
+            f"--rotary-percent {own.rotary_percent} rotates {rotated} of the {head} "
             "channels of a head: it takes an even number of them, at least 2"
         )
 
 
-def rotated_channels(flags: Flags) -> tuple[int, int]:
+def _rotated_channels(flags: Flags) -> tuple[int, int]:
     """Return how many channels of a head RoPE may rotate, and how many it does rotate."""
-    model, latent = flags[ModelFlags], flags[LatentFlags]
-    head = model.kv_channels or model.hidden_size // model.num_attention_heads
+    attention, latent = flags[AttentionSettings], flags[LatentAttentionSettings]
+    hidden = flags[ShapeSettings].hidden_size
+    head = attention.kv_channels or hidden // attention.num_attention_heads
     if latent.multi_latent_attention:
         head = latent.qk_pos_emb_head_dim
-    return head, int(head * model.rotary_percent)
+    return head, int(head * flags[PositionSettings].rotary_percent)
 
 
 def _norm_across_heads(flags: Flags) -> Iterator[str]:
-    model = flags[ModelFlags]
-    if model.qk_layernorm_across_heads and model.normalization != "RMSNorm":
+    is_asked = flags[AttentionSettings].qk_layernorm_across_heads
+    if is_asked and flags[NormSettings].normalization != "RMSNorm":
         yield (
             "--qk-layernorm-across-heads is an RMSNorm: give --normalization RMSNorm, or leave it "
             "out"
         )
 
 
-MODEL_RULES: Final = (_heads, _positions, _rotation, _norm_across_heads)
+def _mlp(flags: Flags) -> Iterator[str]:
+    own, hidden = flags[MLPSettings], flags[ShapeSettings].hidden_size
+    if own.is_gated and own.ffn_hidden_size is None and hidden < 24:
+        [gate] = told(MLPSettings, "activation", own.activation)
+        yield (
+            f"{gate} with --hidden-size {hidden} leaves an MLP without width, "
+            "as its default is a multiple of 64: give --ffn-hidden-size"
+        )
+
+
+def _window_layers(flags: Flags) -> Iterator[str]:
+    own = flags[AttentionSettings].window_attn_skip_freq
+    yield from _misfit("--window-attn-skip-freq", own, flags)
+
+
+def _unrotated_layers(flags: Flags) -> Iterator[str]:
+    yield from _misfit("--no-rope-freq", flags[PositionSettings].no_rope_freq, flags)
+
+
+def _layers_with_experts(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertSettings]
+    if not own.is_mixture:
+        return
+    faults = list(_misfit("--moe-layer-freq", own.moe_layer_freq, flags))
+    yield from faults
+    if not faults and not any(map(own.in_layer, range(flags[ShapeSettings].num_layers))):
+        yield (
+            f"--moe-layer-freq {own.moe_layer_freq} gives no layer experts: leave out --num-experts"
+        )
+
+
+def _misfit(option: str, pattern: LayerPattern | None, flags: Flags) -> Iterator[str]:
+    """Yield the fault of a pattern that does not fit the number of layers."""
+    fault = None if pattern is None else pattern.fault(flags[ShapeSettings].num_layers)
+    if fault is not None:
+        yield f"{option} {pattern} {fault}"
+
+
+def _predicted_tokens(flags: Flags) -> Iterator[str]:
+    depths = flags[FurtherTokensSettings].mtp_num_layers
+    length = flags[ShapeSettings].seq_length
+    if not depths:
+        return
+    given = f"--mtp-num-layers {depths}"
+    if depths >= length:
+        yield (
+            f"{given} predicts tokens behind the end of every sample, which has --seq-length "
+            f"{length}: lower it"
+        )
+    for option, value in options_of(CorpusFlags, flags[CorpusFlags]):
+        if value and option in ("--reset-attention-mask", "--reset-position-ids"):
+            yield (
+                f"{given} with {option}: the tokens that follow may be of another document, and "
+                "its layers see the whole sample: leave one of them out"
+            )
+    if flags[PositionSettings].position_embedding_type == "learned_absolute":
+        yield (
+            f"{given} with --position-embedding-type learned_absolute needs the table of the first "
+            "stage on the last one too: use rope, alibi or none"
+        )
+    if flags[VocabularySettings].embed_layernorm:
+        yield (
+            f"{given} with --embed-layernorm needs the norm of the first stage on the last one "
+            "too: leave one of them out"
+        )
+
+
+def _wide_window(flags: Flags) -> Iterator[str]:
+    size, length = flags[AttentionSettings].window_size, flags[ShapeSettings].seq_length
+    if size is None or flags[PositionSettings].rotary_base_local is not None:
+        return
+    if size >= length - 1:
+        yield f"--window-size {size},0 changes nothing: a sample has {length} tokens"
+
+
+def _rope_type(flags: Flags) -> RopeType:
+    """Return how RoPE is scaled; for multi-latent attention YaRN is the default."""
+    is_latent = flags[LatentAttentionSettings].multi_latent_attention
+    return flags[RopeScalingSettings].rope_type or ("yarn" if is_latent else "rope")
+
+
+def _two_scalings(flags: Flags) -> Iterator[str]:
+    kind, is_latent = _rope_type(flags), flags[LatentAttentionSettings].multi_latent_attention
+    if flags[RopeScalingSettings].use_rope_scaling and kind != "rope" and not is_latent:
+        yield f"--rope-type {kind} and --use-rope-scaling scale the same frequencies: take one"
+
+
+def _betas(flags: Flags) -> Iterator[str]:
+    own = flags[RopeScalingSettings]
+    if _rope_type(flags) == "yarn" and own.beta_fast <= own.beta_slow:
+        yield (
+            f"--beta-fast {own.beta_fast:g} is not more than --beta-slow {own.beta_slow:g}: "
+            "frequencies with more turns are the fast ones; raise the former"
+        )
+
+
+def _pairs(flags: Flags) -> Iterator[str]:
+    kind = _rope_type(flags)
+    _, rotated = _rotated_channels(flags)
+    if kind == "rope" or flags[RopeScalingSettings].rotary_scaling_factor == 1:
+        return
+    if rotated < 4:
+        yield (
+            f"--rope-type {kind} scales some pairs of channels and not others, and {rotated} "
+            "channels of a head turn: widen heads, or leave --rope-type out"
+        )
+    if kind == "yarn" and flags[PositionSettings].rotary_base == 1:
+        yield "--rotary-base 1 gives all pairs one frequency, and --rope-type yarn needs several"
+
+
+MODEL_RULES: Final[tuple[Rule, ...]] = (
+    _heads,
+    _positions,
+    _rotation,
+    _norm_across_heads,
+    _mlp,
+    _window_layers,
+    _unrotated_layers,
+    _layers_with_experts,
+    _predicted_tokens,
+    _two_scalings,
+    _betas,
+    _pairs,
+)
+
+MODEL_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)

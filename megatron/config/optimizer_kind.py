@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from megatron.config.expert_ranks import sizes_of_experts
-from megatron.config.experts import experts_of
+from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -169,7 +169,7 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 def _experts(flags: Flags) -> Iterator[str]:
     (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
     is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
-    has_experts = experts_of(flags) is not None
+    has_experts = is_mixture(flags)
     if flags[OptimizerFlags].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (
             f"--optimizer muon with --expert-tensor-parallel-size {tensor} and "

@@ -12,8 +12,7 @@ from megatron.config.cluster import (
     links_of,
     ranks_of_machine,
 )
-from megatron.config.deep_ep import DeepEPFlags
-from megatron.config.expert_ranks import ExpertRanks, expert_ranks
+from megatron.config.expert_ranks import expert_ranks, pairs_of
 from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunks
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
@@ -33,6 +32,8 @@ from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
+from megatron.parallel.settings import ExpertRankSettings
+from megatron.schedules.settings import PairSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
@@ -70,7 +71,7 @@ class ParallelConfig:
         context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
         experts: the ranks that have the experts of a layer.
-        deep_ep_multiprocessors: of a GPU, that move tokens by the package DeepEP.
+        pairs: which passes run in turns.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
@@ -106,8 +107,8 @@ class ParallelConfig:
     context_heads_size: int = 1
     num_seq_splits: int = 1
     seq_split_strategy: SliceStrategy = "uniform"
-    experts: ExpertRanks = field(default_factory=ExpertRanks)
-    deep_ep_multiprocessors: int = 20
+    experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
+    pairs: PairSettings = field(default_factory=PairSettings)
     nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
@@ -128,8 +129,8 @@ class ParallelConfig:
             self.pipeline_size,
             replicas.order,
             self.context_size,
-            self.experts.size,
-            self.experts.tensor_size,
+            self.experts.expert_model_parallel_size,
+            self.experts.expert_tensor_parallel_size,
             self.context_heads_size,
         )
 
@@ -184,7 +185,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         num_seq_splits=flags[SliceFlags].num_seq_splits,
         seq_split_strategy=strategy_of(flags),
         experts=expert_ranks(flags),
-        deep_ep_multiprocessors=flags[DeepEPFlags].moe_deepep_num_sms,
+        pairs=pairs_of(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,

@@ -7,13 +7,15 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.layers import sound_model
+from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
-from megatron.config.model import ModelFlags
+from megatron.config.model import sound_model
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
 from megatron.flags.groups import Flags, Rule
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.layers.settings import AttentionSettings
 from megatron.model.cut_faults import faults_of_cut
+from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange, ExchangeFacts
 from megatron.schedules.treatments import TREATMENTS
 
@@ -117,8 +119,8 @@ def _cuts(flags: Flags) -> Iterator[str]:
 
 
 def _shared_experts(flags: Flags) -> Iterator[str]:
-    own, ranks = flags[ExpertFlags], _size(flags)
-    if experts_of(flags) is not None and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
+    own, ranks = flags[ExpertSettings], _size(flags)
+    if is_mixture(flags) and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
         yield (
             f"--tensor-model-parallel-size {ranks} with --num-experts {own.num_experts}: add "
             "--sequence-parallel, as Megatron-LM needs it too; otherwise every rank chooses for "
@@ -143,7 +145,7 @@ TENSOR_NOTES = (_no_parts,)
 
 
 def _sequence(flags: Flags) -> Iterator[str]:
-    ranks, length = flags[ParallelFlags].context_parallel_size, flags[ModelFlags].seq_length
+    ranks, length = flags[ParallelFlags].context_parallel_size, flags[ShapeSettings].seq_length
     if ranks == 1:
         return
     tensor = flags[ParallelFlags].tensor_model_parallel_size
@@ -232,17 +234,18 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
         return
     tensor = parallel.tensor_model_parallel_size
     heads = adjacent_heads(parallel) if exchange_facts(parallel).in_levels else ranks
-    if model.num_query_groups % (tensor * heads):
+    groups = model.attention.num_query_groups
+    if groups % (tensor * heads):
         yield (
             f"--cp-comm-type {parallel.cp_comm_type} with --context-parallel-size {ranks}: "
             f"--tensor-model-parallel-size {tensor} x {heads} ranks cannot share "
-            f"{model.num_query_groups} heads of keys and values evenly; choose fewer ranks, or "
+            f"{groups} heads of keys and values evenly; choose fewer ranks, or "
             "--cp-comm-type all_gather"
         )
 
 
 def _passed_on(flags: Flags) -> Iterator[str]:
-    parallel, dropout = flags[ParallelFlags], flags[ModelFlags].attention_dropout
+    parallel, dropout = flags[ParallelFlags], flags[AttentionSettings].attention_dropout
     if parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring and dropout:
         yield (
             f"--attention-dropout {dropout} with --cp-comm-type {parallel.cp_comm_type}: a ring "

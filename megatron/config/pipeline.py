@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import (
     ACCOUNTS,
@@ -32,6 +31,7 @@ from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.model.distribution import distribute
+from megatron.model.settings import ShapeSettings
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
@@ -181,7 +181,7 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     except ValueError:
         return  # the rules about the flags report this mistake
     if not layers.needs_times:
-        spread = partial(distribute, layers, flags[ModelFlags].num_layers, len(plan.stages))
+        spread = partial(distribute, layers, flags[ShapeSettings].num_layers, len(plan.stages))
         yield from faults_of(spread)
 
 

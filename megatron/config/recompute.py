@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from megatron.config.dimension import Choice, Dimension
-from megatron.config.experts import experts_of
-from megatron.config.latent_attention import LatentFlags
-from megatron.config.model import ModelFlags
+from megatron.config.experts import is_mixture
 from megatron.flags.declare import COUNT, DEPTH, flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import nearest
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+from megatron.layers.settings import LatentAttentionSettings, MLPSettings
 
 _FULL: Final = "--recompute-granularity full"
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
@@ -92,7 +91,7 @@ def _modules(flags: Flags) -> Iterator[str]:
             why = _ELSEWHERE.get(name, "no part of a layer has this name")
             near = "" if name in _ELSEWHERE else nearest(name, PARTS)
             yield f"--recompute-modules {name}: {near}{why}; take some of {', '.join(PARTS)}"
-        elif name == "mla_up_proj" and not flags[LatentFlags].multi_latent_attention:
+        elif name == "mla_up_proj" and not flags[LatentAttentionSettings].multi_latent_attention:
             yield f"--recompute-modules {name} has no such part without --multi-latent-attention"
 
 
@@ -118,7 +117,7 @@ def _twice(flags: Flags) -> Iterator[str]:
 def _kept_anyway(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
     asked = _may_be_selective(own) and "mlp_act" in own.recompute_modules
-    if asked and flags[ModelFlags].squared_relu:
+    if asked and flags[MLPSettings].activation == "squared_relu":
         yield (
             "--recompute-modules mlp_act changes nothing with --squared-relu, whose backward reads "
             "its result"
@@ -128,7 +127,7 @@ def _kept_anyway(flags: Flags) -> Iterator[str]:
 def _no_experts(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
     for name in own.recompute_modules if _may_be_selective(own) else ():
-        if name.startswith("moe") and experts_of(flags) is None:
+        if name.startswith("moe") and not is_mixture(flags):
             yield f"--recompute-modules {name} changes nothing without --num-experts"
 
 
@@ -145,8 +144,10 @@ def _choices(flags: Flags) -> list[Choice]:
     """
     own = replace(flags[RecomputeFlags], recompute_granularity=None, recompute_modules=())
     named = flags[RecomputeFlags].recompute_modules
-    mixtures = experts_of(flags) is not None
-    active = ["mlp_act"] * (not flags[ModelFlags].squared_relu) + ["moe_act"] * mixtures
+    mixtures = is_mixture(flags)
+    active = ["mlp_act"] * (flags[MLPSettings].activation != "squared_relu") + [
+        "moe_act"
+    ] * mixtures
     quick, whole = ("layernorm", *active), ("mlp", *["moe"] * mixtures)
     method = own.recompute_method or "uniform"
     full = replace(own, recompute_granularity="full", recompute_method=method)

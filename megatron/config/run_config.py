@@ -26,9 +26,8 @@ from megatron.config.experts import upcycling_of
 from megatron.config.graphs import GRAPH_NOTES, captures_passes, could_capture
 from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
-from megatron.config.layers import model_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
-from megatron.config.model import ModelFlags
+from megatron.config.model import model_of
 from megatron.config.offload import could_offload
 from megatron.config.offload_states import host_states
 from megatron.config.optimizer_kind import optimizer_config
@@ -59,7 +58,7 @@ from megatron.config.train import (
 from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.optimizer.config import OptimizerConfig
 
 
@@ -98,7 +97,7 @@ class RunConfig:
             taken. Empty: the exchange is decided.
     """
 
-    model: ModelConfig
+    model: ModelSettings
     parallel: ParallelConfig
     train: TrainConfig
     optimizer: OptimizerConfig
@@ -143,7 +142,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
     notes, flags = (*notes, *closed_notes(flags)), several[0].flags
     train = flags[TrainFlags]
     return RunConfig(
-        model=model_config(flags, vocab_size),
+        model=model_of(flags, vocab_size),
         parallel=alternatives[0].parallel,
         train=alternatives[0].train,
         alternatives=alternatives if len(alternatives) > 1 else (),
@@ -161,7 +160,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
             reset_position_ids=flags[CorpusFlags].reset_position_ids,
             prefetch=reads_ahead(flags),
             split=parse_split(flags[DataFlags].split),
-            seq_length=flags[ModelFlags].seq_length,
+            seq_length=flags[ShapeSettings].seq_length,
             seed=train.seed,
             eod_token=eod_token,
             added_entries=max(0, vocab_size - (flags[TokenizerFlags].vocab_size or vocab_size)),

@@ -8,15 +8,16 @@ command line, the run says so when it loads the weights.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.common import COMMON, read_common
 from megatron.checkpoint.folder import DamagedError
-from megatron.config.model_words import model_flags
+from megatron.checkpoint.saved_model import read_model
 from megatron.flags.conditions import alternatives
 from megatron.flags.declare import Declaration
 from megatron.flags.words import SortedWords
+from megatron.model.settings import ModelSettings
 
 USE: Final = "--use-checkpoint-args"
 
@@ -31,13 +32,13 @@ def add_saved_model(words: SortedWords, declared: Mapping[str, Declaration]) -> 
     except DamagedError as error:
         words.mistakes.append(f"{USE}: {error}; give the flags of the model")
         return
-    if where is None:
+    if where is None or model is None:
         words.notes.append(f"{USE} changes nothing: {root} has no checkpoint yet")
         return
     given = set(words.given)
     added = {
         option: values
-        for option, values in model_flags(model).items()
+        for option, values in model.flags().items()
         if option not in given and not _is_excluded(option, given, declared)
     }
     words.given.update(added)
@@ -53,18 +54,21 @@ def _is_excluded(option: str, given: Collection[str], declared: Mapping[str, Dec
         conditions = alternatives(facts.excludes) if facts else ()
         return {condition.split()[0] for condition in conditions}
 
-    others = (one for one in given if option in excluded_by(one))
+    def spells(one: str) -> str | None:
+        return declared[one].name if one in declared and declared[one].spelling else None
+
+    own = spells(option)
+    others = (one for one in given if option in excluded_by(one) or (own and own == spells(one)))
     return not excluded_by(option).isdisjoint(given) or any(others)
 
 
-def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:
-    """Return the newest checkpoint that holds its model's fields, and these fields.
+def _model_in(root: Path, step: str) -> tuple[Path | None, ModelSettings | None]:
+    """Return the newest checkpoint that holds its model, and the model; ``None``: there is none.
 
-    ``step`` names the checkpoint of an iteration instead. The checkpoint is ``None`` if there is
-    none.
+    ``step`` names the checkpoint of an iteration instead.
 
     Raises:
-        DamagedError: there are checkpoints, but none holds the fields of its model.
+        DamagedError: there are checkpoints, but none holds its model.
     """
     found = [int(step)] if step.isdigit() else folder.candidates(root)
     problem = None
@@ -73,7 +77,10 @@ def _model_in(root: Path, step: str) -> tuple[Path | None, dict[str, Any]]:
         problem = folder.problem_of(where, [COMMON])
         model = None if problem else read_common(where).get("model")
         if isinstance(model, dict):
-            return where, model
+            try:
+                return where, read_model(model, passes_over_unknown=True)
+            except (TypeError, ValueError) as error:
+                raise DamagedError(f"{where} {error}") from error
     if found:
         raise DamagedError(problem or f"no checkpoint in {root} tells its model")
-    return None, {}
+    return None, None

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from megatron.config.dimension import Choice, Dimension
-from megatron.config.model import ModelFlags
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
 from megatron.flags.declare import DEPTH, DEPTH_OR_NONE, PATIENCE, Range, flag, option_of
 from megatron.flags.groups import Flags
+from megatron.model.settings import ShapeSettings
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 
@@ -259,7 +259,7 @@ def chunks_of(flags: Flags) -> int | None:
     """
     pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
-        chunks, rest = divmod(flags[ModelFlags].num_layers, layers * ranks)
+        chunks, rest = divmod(flags[ShapeSettings].num_layers, layers * ranks)
     elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):
         chunks, rest = divmod(len(layout), ranks)
     else:

@@ -2,13 +2,15 @@
 
 from functools import lru_cache, partial
 
-from megatron.model.config import ModelConfig
 from megatron.model.flops import layers_flops
+from megatron.model.settings import ModelSettings
 from megatron.schedules.slice_lengths import SliceStrategy, slice_lengths
 
 
 @lru_cache(256)
-def lengths_of_slices(config: ModelConfig, slices: int, strategy: SliceStrategy) -> tuple[int, ...]:
+def lengths_of_slices(
+    config: ModelSettings, slices: int, strategy: SliceStrategy
+) -> tuple[int, ...]:
     """Return the tokens of every slice of a sample; ``balanced`` ones have equal FLOPs in layers.
 
     Raises:

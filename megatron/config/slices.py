@@ -4,16 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from megatron.config.balancing import BalancingFlags, is_by_sinkhorn
 from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.eight_bit_sizes import fault_of_tokens
-from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.layers import sound_model
+from megatron.config.experts import is_mixture
+from megatron.config.model import sound_model
 from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
 from megatron.config.slice_lengths import lengths_of_slices
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
+from megatron.layers.experts.settings import BalanceSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
+from megatron.schedules.settings import PairSettings
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
@@ -109,10 +110,10 @@ def _rings(flags: Flags) -> Iterator[str]:
 
 def _experts(flags: Flags) -> Iterator[str]:
     """Refuse what compares the tokens of a whole microbatch."""
-    slices, own = flags[SliceFlags].num_seq_splits, flags[BalancingFlags]
-    if slices < 2 or experts_of(flags) is None:
+    slices, own = flags[SliceFlags].num_seq_splits, flags[BalanceSettings]
+    if slices < 2 or not is_mixture(flags):
         return
-    if is_by_sinkhorn(flags):
+    if own.is_by_sinkhorn:
         yield (
             f"{_SPLITS} {slices} with --moe-router-load-balancing-type sinkhorn, which balances "
             "the choices of a whole microbatch; balance by aux_loss or by "
@@ -124,7 +125,7 @@ def _experts(flags: Flags) -> Iterator[str]:
             f"{own.moe_expert_capacity_factor:g}: an expert's room is for a whole microbatch: "
             "leave one of them out"
         )
-    if flags[ExpertFlags].overlap_moe_expert_parallel_comm:
+    if flags[PairSettings].overlap_moe_expert_parallel_comm:
         yield (
             f"{_SPLITS} {slices} with --overlap-moe-expert-parallel-comm: no schedule joins the "
             "passes of slices: leave one of them out"

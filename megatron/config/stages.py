@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from megatron.config.experts import mixes_kinds
-from megatron.config.layers import LayerFlags
-from megatron.config.model import ModelFlags
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.pipeline_layout import LAYOUT_FLAG, layout_faults
 from megatron.config.schedule import (
@@ -30,6 +28,7 @@ from megatron.config.schedule import (
 from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.flags.readable import nearest
 from megatron.model.distribution import LayerDistribution, distribute
+from megatron.model.settings import FurtherTokensSettings, ShapeSettings
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.treatments import TREATMENTS
@@ -84,7 +83,7 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
     for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS))[:1]:
         if chunks == 0:
             yield (
-                f"{given} does not divide the --num-layers {flags[ModelFlags].num_layers} of "
+                f"{given} does not divide the --num-layers {flags[ShapeSettings].num_layers} of "
                 f"{counted(flags[ParallelFlags].pipeline_model_parallel_size, 'rank')}: change one "
                 "of them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
@@ -107,8 +106,8 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
     if (text := pipeline.pipeline_model_parallel_layout) is not None:
         yield from layout_faults(
             text,
-            num_layers=flags[ModelFlags].num_layers,
-            depths=flags[LayerFlags].mtp_num_layers,
+            num_layers=flags[ShapeSettings].num_layers,
+            depths=flags[FurtherTokensSettings].mtp_num_layers,
             ranks=flags[ParallelFlags].pipeline_model_parallel_size,
             chunks=pipeline.num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),
@@ -146,7 +145,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
 
 def _last_stage_rule(flags: Flags) -> Iterator[str]:
     """Refuse a number of layers of the last stage that the model cannot give it, with redis."""
-    last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ModelFlags].num_layers
+    last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ShapeSettings].num_layers
     if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
         return
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
@@ -209,7 +208,7 @@ def _spread_rule(flags: Flags) -> Iterator[str]:
         return
     chunks = chunks_of(flags) or traits.chunks
     stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
-    yield from faults_of(lambda: distribute(distribution, flags[ModelFlags].num_layers, stages))
+    yield from faults_of(lambda: distribute(distribution, flags[ShapeSettings].num_layers, stages))
 
 
 def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:

@@ -6,7 +6,6 @@ names the way out.
 
 from typing import Final
 
-from megatron.config.balancing import BALANCING_NOTES, BALANCING_RULES, BalancingFlags
 from megatron.config.checkpoint import CHECKPOINT_NOTES, CheckpointFlags
 from megatron.config.choices import CHOICE_RULES
 from megatron.config.cluster import (
@@ -18,7 +17,7 @@ from megatron.config.cluster import (
 )
 from megatron.config.corpora import CORPUS_NOTES, CORPUS_RULES, DRY_RUN_NOTES, FILE_RULES
 from megatron.config.data import CorpusFlags, DataFlags
-from megatron.config.deep_ep import DEEP_EP_DEVICE_RULES, DEEP_EP_RULES, DeepEPFlags
+from megatron.config.deep_ep import DEEP_EP_DEVICE_RULES, DEEP_EP_RULES
 from megatron.config.deepspeed_file import deepspeed_file
 from megatron.config.eight_bit_sizes import EIGHT_BIT_SIZE_RULES
 from megatron.config.eight_bits import (
@@ -28,7 +27,7 @@ from megatron.config.eight_bits import (
     EightBitFlags,
 )
 from megatron.config.expert_ranks import EXPERT_RANK_NOTES, EXPERT_RANK_RULES
-from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, ExpertFlags
+from megatron.config.experts import EXPERT_NOTES, EXPERT_RULES, UpcyclingFlags
 from megatron.config.graphs import (
     GRAPH_NOTES,
     GRAPHS_OF_DRY_RUN,
@@ -39,12 +38,11 @@ from megatron.config.grouped_products import (
     GROUPED_DEVICE_RULES,
     GROUPED_NOTES,
     GROUPED_RULES,
+    GroupedFlags,
 )
 from megatron.config.guard import GUARD_NOTES, GUARD_RULES, GuardFlags
-from megatron.config.latent_attention import LatentFlags
-from megatron.config.layers import LAYER_NOTES, LAYER_RULES, LayerFlags
 from megatron.config.log import LOG_RULES, LogFlags
-from megatron.config.model import MODEL_RULES, ModelFlags
+from megatron.config.model import MODEL_GROUPS, MODEL_NOTES, MODEL_RULES
 from megatron.config.offload import OFFLOAD_OF_MACHINE, OFFLOAD_RULES, OffloadFlags
 from megatron.config.offload_states import (
     STATE_NOTES,
@@ -64,22 +62,21 @@ from megatron.config.precision import PRECISION_NOTES, PRECISION_RULES, Precisio
 from megatron.config.recompute import RECOMPUTE_NOTES, RECOMPUTE_RULES, RecomputeFlags
 from megatron.config.records import RECORD_RULES, RecordFlags
 from megatron.config.replicas import REPLICA_NOTES, REPLICA_RULES, ReplicaFlags
-from megatron.config.rope_scaling import ROPE_SCALING_RULES, RopeScalingFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.slices import SLICE_RULES, SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TRAIN_NOTES, TRAIN_RULES, TrainFlags
 from megatron.config.vocabulary import TOKENIZER_RULES
 from megatron.flags.groups import Flags, Rule, all_declarations
+from megatron.parallel.settings import ExpertRankSettings
+from megatron.schedules.settings import PairSettings
 
 GROUPS: Final = (
-    ModelFlags,
-    LayerFlags,
-    LatentFlags,
-    RopeScalingFlags,
-    ExpertFlags,
-    DeepEPFlags,
-    BalancingFlags,
+    *MODEL_GROUPS,
+    UpcyclingFlags,
+    GroupedFlags,
+    ExpertRankSettings,
+    PairSettings,
     ParallelFlags,
     PipelineFlags,
     SliceFlags,
@@ -111,10 +108,7 @@ DECLARED: Final = all_declarations(GROUPS)
 
 RULES: Final[tuple[Rule, ...]] = (
     *MODEL_RULES,
-    *LAYER_RULES,
-    *ROPE_SCALING_RULES,
     *EXPERT_RULES,
-    *BALANCING_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
     *CONTEXT_RULES,
@@ -141,9 +135,8 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 NOTES: Final[tuple[Rule, ...]] = (
-    *LAYER_NOTES,
+    *MODEL_NOTES,
     *EXPERT_NOTES,
-    *BALANCING_NOTES,
     *RECOMPUTE_NOTES,
     *TRAIN_NOTES,
     *PRECISION_NOTES,

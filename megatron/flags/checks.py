@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
-from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megatron.flags.conditions import alternatives, holds
 from megatron.flags.declare import LARGEST, Declaration, Facts
@@ -45,7 +44,11 @@ def check(
     """
     declared = all_declarations(tuple(flags.groups))
     given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
-    values = {option: given[d.name] for option, d in declared.items() if option not in unreadable}
+    values = {
+        option: own.flag_value(given[own.name])
+        for option, own in declared.items()
+        if option not in unreadable
+    }
     told = dict(value_mistakes(declared, values))
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
@@ -68,27 +71,27 @@ class _FaultyValueError(Exception):
     """A rule reads a value that is a mistake itself."""
 
 
-class _Sound(SimpleNamespace):
-    """A group of flags without the values that are mistakes.
-
-    Args:
-        values: values of its flags, by name.
-        faulty: names of the flags whose values are mistakes.
-    """
-
-    def __init__(self, values: Mapping[str, object], faulty: Collection[str]) -> None:
-        super().__init__(**{name: value for name, value in values.items() if name not in faulty})
-        self._faulty = values.keys() & faulty
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name in self._faulty:
-            raise _FaultyValueError(name)
-        raise AttributeError(f"no flag of this group is named {name}")
-
-
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
-    groups = {kind: _Sound(vars(group), faulty) for kind, group in flags.groups.items()}
+    """Return the flags with groups in which values that are mistakes cannot be read."""
+    groups = {
+        kind: _sound(group, vars(group).keys() & faulty) for kind, group in flags.groups.items()
+    }
     return Flags(groups, flags.world_size)
+
+
+def _sound(group: Any, faulty: Collection[str]) -> Any:
+    """Return an equal group of a class in which the properties of faulty values raise."""
+    if not faulty:
+        return group
+
+    def unreadable(self: object) -> NoReturn:
+        raise _FaultyValueError
+
+    kind = type(group)
+    guarded = type(kind.__name__, (kind,), dict.fromkeys(faulty, property(unreadable)))
+    made: Any = object.__new__(guarded)
+    vars(made).update(vars(group))
+    return made
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,13 @@ def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]
         for condition in alternatives(facts.idle_with):
             if holds(condition, line):
                 yield f"{given} changes nothing with {condition}"
+
+
+def is_idle(own: Declaration, values: Mapping[str, object]) -> bool:
+    """Return whether a flag changes nothing with the values of other flags, by option."""
+    line, facts = _Values(values), own.facts
+    without = bool(facts.idle_without) and holds(facts.idle_without, line) is False
+    return without or any(holds(one, line) for one in alternatives(facts.idle_with))
 
 
 def _asking(

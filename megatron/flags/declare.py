@@ -137,6 +137,8 @@ class Facts:
         place: name in the help, for a word that has no flag and is told by its place.
         reads: function from a word to its value; by default the type. For a wrong word it raises a
             ``ValueError`` that names the way out.
+        writes: function from a value to its word, the inverse of ``reads``; by default ``str``.
+        is_told_if_derived: whether a value is written out that would be derived anyway.
         repeats: whether the flag takes one word and may be given several times. It then has a value
             for each time.
         may_be_empty: whether a flag of several words may be given without a word.
@@ -159,6 +161,8 @@ class Facts:
     names: tuple[str, ...] = ()
     place: str = ""
     reads: Callable[[str], Any] | None = None
+    writes: Callable[[Any], str] = str
+    is_told_if_derived: bool = True
     repeats: bool = False
     may_be_empty: bool = False
     hidden: bool = False
@@ -172,6 +176,50 @@ def flag(default: T, help: str, range: Range | None = None, **facts: Any) -> T:
 def required(help: str, range: Range | None = None, **facts: Any) -> Any:
     """Declare a flag that must be given; ``facts`` are further arguments of ``Facts``."""
     return dataclasses.field(metadata={"facts": Facts(help, range, **facts)})
+
+
+def derived(help: str, range: Range | None = None, *, unset: str, **facts: Any) -> Any:
+    """Declare a flag whose value follows from other values if the flag is not given.
+
+    The field has the type of the final value. On a command line that was only read it is ``None``,
+    until the tree of settings is completed.
+
+    Args:
+        help: as in ``Facts``.
+        range: as in ``Facts``.
+        unset: the derived value in words.
+        facts: further arguments of ``Facts``.
+    """
+    own = Facts(help, range, unset=unset, **facts)
+    return dataclasses.field(default=None, metadata={"facts": own, "derived": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """A flag without a value that gives its field one certain value.
+
+    Attributes:
+        option: the flag as it stands on a command line.
+        value: value of the field if the flag is given.
+        facts: facts about the flag.
+    """
+
+    option: str
+    value: Any
+    facts: Facts
+
+
+def spells(option: str, value: Any, help: str, **facts: Any) -> Spelling:
+    """Return a spelling; ``facts`` are further arguments of ``Facts``."""
+    return Spelling(option, value, Facts(help, **facts))
+
+
+def spelled(default: T, *spellings: Spelling) -> T:
+    """Declare a field with a flag of its own for every value but the default.
+
+    At most one of these flags may be given.
+    """
+    return dataclasses.field(default=default, metadata={"spellings": spellings})
 
 
 def positional(help: str, metavar: str) -> Any:
@@ -189,22 +237,42 @@ class Declaration:
     """A flag as it is declared in its group.
 
     Attributes:
-        name: name of the field.
+        name: name of its field.
         kind: type of its values: ``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, or
             a tuple of any number of one of these. With ``Facts.reads`` it may be any other type.
         default: value of the flag if it is not given; ``MISSING`` if it must be given.
         facts: all other facts.
+        spelling: the value that the flag gives its field; ``None``: the field has the flag's value.
+        is_derived: whether the value follows from other values if the flag is not given.
     """
 
     name: str
     kind: Any
     default: object
     facts: Facts
+    spelling: Spelling | None = None
+    is_derived: bool = False
 
     @property
     def option(self) -> str:
         """The flag as it stands on a command line; for a word without a flag, ``Facts.place``."""
-        return self.facts.place or option_of(self.name)
+        own = option_of(self.name) if self.spelling is None else self.spelling.option
+        return self.facts.place or own
+
+    def flag_value(self, field_value: Any) -> Any:
+        """Return the value of the flag with which its field has a value."""
+        return field_value if self.spelling is None else field_value == self.spelling.value
+
+    def field_value(self, flag_value: Any) -> Any:
+        """Return the value that a given flag gives its field."""
+        return flag_value if self.spelling is None else self.spelling.value
+
+    def words(self, flag_value: Any) -> list[str]:
+        """Return the words behind the flag that make a value."""
+        if flag_value is True:
+            return []
+        several = isinstance(flag_value, tuple) and get_origin(self.kind) is tuple
+        return [self.facts.writes(value) for value in (flag_value if several else (flag_value,))]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -237,12 +305,12 @@ class Declaration:
         """The default in words: ``Facts.unset`` if it is given, or the value itself."""
         if self.default is dataclasses.MISSING:
             return "required"
-        words = "off" if self.default is False else _in_words(self.default)
-        return self.facts.unset or words or "none"
+        words = ["off"] if self.default is False else self.words(self.default)
+        return self.facts.unset or " ".join(words) or "none"
 
     def shown(self, value: object) -> str:
         """The flag with a value, as it stands on a command line."""
-        return self.option if value is True else f"{self.option} {_in_words(value)}".rstrip()
+        return " ".join([self.option, *self.words(value)]).rstrip()
 
     def asks(self, value: object) -> bool:
         """Whether a value asks for something. The default does not, and neither does 0.
@@ -320,10 +388,6 @@ class Declaration:
         dashed = (word for word in words if word.startswith("-"))
         weights = get_origin(self.kind) is tuple  # a rule of such a flag judges negative weights
         return next((word for word in dashed if not (weights and is_number(word))), None)
-
-
-def _in_words(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def cut(word: str, most: int = 40) -> str:

@@ -62,9 +62,16 @@ Rule = Callable[[Flags], Iterator[str]]
 
 @cache
 def declarations(group: type) -> Sequence[Declaration]:
-    """Return the declarations of a group's flags, in order."""
+    """Return the declarations of a group's flags, in order.
+
+    Fields without a flag, such as groups inside the group, have none.
+    """
     hints = get_type_hints(group)
-    return tuple(_declaration(field, hints[field.name]) for field in dataclasses.fields(group))
+    return tuple(
+        declaration
+        for field in dataclasses.fields(group)
+        for declaration in _declared(field, hints[field.name])
+    )
 
 
 @cache
@@ -82,13 +89,20 @@ def options_of(group: type, flags: object) -> Iterator[tuple[str, object]]:
         flags: the values by name.
     """
     for declaration in declarations(group):
-        yield declaration.option, getattr(flags, declaration.name)
+        yield declaration.option, declaration.flag_value(getattr(flags, declaration.name))
 
 
-def _declaration(field: "dataclasses.Field[Any]", kind: Any) -> Declaration:
+def _declared(field: "dataclasses.Field[Any]", kind: Any) -> Iterator[Declaration]:
+    """Yield the flag of a field, or all its flags if every value has one of its own."""
+    for one in field.metadata.get("spellings", ()):
+        yield Declaration(field.name, bool, False, one.facts, one)
+    if "facts" not in field.metadata:
+        return
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return Declaration(field.name, kind, field.default, field.metadata["facts"])
+    is_derived = field.metadata.get("derived", False)
+    facts = field.metadata["facts"]
+    yield Declaration(field.name, kind, field.default, facts, is_derived=is_derived)
 
 
 def filled(
@@ -103,15 +117,16 @@ def filled(
         world_size: ranks of the job.
     """
 
-    def value(declared: Declaration) -> Any:
-        if declared.option in given:
-            return declared.value(given[declared.option])
-        return None if declared.default is dataclasses.MISSING else declared.default
+    def made(group: type) -> Any:
+        values = {}
+        for own in declarations(group):
+            if own.option in given:
+                values[own.name] = own.field_value(own.value(given[own.option]))
+            elif own.default is dataclasses.MISSING:
+                values[own.name] = None
+        return group(**values)
 
-    made = {
-        group: group(**{own.name: value(own) for own in declarations(group)}) for group in groups
-    }
-    return Flags(made, world_size)
+    return Flags({group: made(group) for group in groups}, world_size)
 
 
 def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":

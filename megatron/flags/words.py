@@ -25,6 +25,8 @@ class SortedWords:
     unreadable: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
+    _spelled: dict[str, str] = field(default_factory=dict)
+    """The given flag of each field that has a flag for every value."""
 
     @property
     def words(self) -> list[str]:
@@ -54,6 +56,14 @@ class SortedWords:
             self.unreadable.add(option)
             self.mistakes.append(mistake)
             return
+        if declaration.spelling is not None:
+            other = self._spelled.setdefault(declaration.name, option)
+            if other != option:
+                self.mistakes.append(
+                    f"{self.written[other]} does not go with {written}: give one of them and leave "
+                    "the other out"
+                )
+                return
         if before is not None and declaration.facts.repeats:
             values = [*self.given[option], *values]
         elif before is not None and list(values) == list(self.given[option]):

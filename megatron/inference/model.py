@@ -10,7 +10,6 @@ the shard.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -30,9 +29,9 @@ from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.latent_attention import LatentAttention
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.parallel import collectives, p2p
 from megatron.parallel.environment import Launched
@@ -64,8 +63,7 @@ class InferenceModel:
 
     def __init__(self, where: Path, groups: Groups, dtype: torch.dtype, longest: int) -> None:
         # A row's text must not depend on the other rows: no expert is full.
-        self.config = replace(
-            read_model(where),
+        self.config = read_model(where).replaced(
             seq_length=longest,
             moe_expert_capacity_factor=None,
             moe_router_force_load_balancing=False,
@@ -142,7 +140,7 @@ class InferenceModel:
         """Return the logits of this rank's real rows [n, v], soft-capped, in fp32 or wider."""
         wide = torch.promote_types(x_nh.dtype, torch.float32)
         logits_nv = (x_nh @ self._output.real_weight.T).to(wide)
-        cap = self.config.logit_softcap
+        cap = self.config.vocabulary.logit_softcap
         return cap * torch.tanh(logits_nv / cap) if cap else logits_nv
 
 
@@ -176,7 +174,7 @@ class Rows:
     def _embedded(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
         """Return the input of the first layer, as ``RankModel`` forms it for whole samples."""
         model = self._model
-        x_bsh = x_bsh * model.config.embedding_multiplier
+        x_bsh = x_bsh * model.config.vocabulary.embedding_multiplier
         if model.embedding_norm is not None:
             x_bsh = model.embedding_norm(x_bsh)
         if model.positions is not None:
@@ -204,9 +202,9 @@ def _at(
     return {index: None if rope is None else placed[rope] for index, rope in ropes.items()}
 
 
-def _check_length(config: ModelConfig, longest: int) -> None:
-    if config.position_embedding_type == "learned_absolute":
-        most = config.max_position_embeddings
+def _check_length(config: ModelSettings, longest: int) -> None:
+    if config.positions.position_embedding_type == "learned_absolute":
+        most = config.positions.max_position_embeddings
         if longest > most:
             raise ValueError(
                 f"{longest} tokens, prompt and answer together, are more than the {most} positions "
@@ -215,7 +213,7 @@ def _check_length(config: ModelConfig, longest: int) -> None:
 
 
 def _rank_model(
-    config: ModelConfig, rank: int, ranks: int, dtype: torch.dtype, device: torch.device
+    config: ModelSettings, rank: int, ranks: int, dtype: torch.dtype, device: torch.device
 ) -> RankModel:
     """Return a rank's part of the model, with weights that are not set yet."""
     stages = [(owner, 0) for owner in range(ranks)]

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import Order, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 
 LAYERS: Final[Mapping[Order, type[TransformerLayer]]] = {
@@ -15,6 +15,6 @@ LAYERS: Final[Mapping[Order, type[TransformerLayer]]] = {
 }
 
 
-def build_layer(config: ModelConfig, layer_number: int, site: Site) -> TransformerLayer:
+def build_layer(config: ModelSettings, layer_number: int, site: Site) -> TransformerLayer:
     """Return a layer of a model; see ``TransformerLayer`` for the arguments."""
     return LAYERS[layer_spec(config, layer_number).order](config, layer_number, site)

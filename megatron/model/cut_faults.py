@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 
-def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
+def faults_of_cut(config: ModelSettings, ranks: int, *, sequence_parallel: bool) -> Iterator[str]:
     """Yield a message, with the flag and the way out, for every size that does not cut evenly.
 
     The width of experts is left out: experts may be spread over ranks in another way.
@@ -18,14 +18,14 @@ def faults_of_cut(config: ModelConfig, ranks: int, *, sequence_parallel: bool) -
         ranks: tensor-parallel ranks t.
         sequence_parallel: whether each rank has its own part of the sequence.
     """
-    grouped = config.num_query_groups < config.num_attention_heads
+    grouped = config.attention.num_query_groups < config.attention.num_attention_heads
     heads = "--num-query-groups" if grouped else "--num-attention-heads"
-    has_experts = [config.has_experts(layer) for layer in range(config.num_layers)]
-    cuts = [(heads, config.num_query_groups)]
+    has_experts = [config.experts.in_layer(layer) for layer in range(config.num_layers)]
+    cuts = [(heads, config.attention.num_query_groups)]
     if not all(has_experts):
-        cuts.append(("--ffn-hidden-size", config.ffn_hidden_size))
+        cuts.append(("--ffn-hidden-size", config.mlp.ffn_hidden_size))
     if any(has_experts):
-        shared = config.moe_shared_expert_intermediate_size
+        shared = config.experts.moe_shared_expert_intermediate_size
         cuts.append(("--moe-shared-expert-intermediate-size", shared))
     if sequence_parallel:
         cuts.append(("--seq-length", config.seq_length))

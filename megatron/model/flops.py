@@ -3,10 +3,10 @@
 from collections import Counter
 from functools import lru_cache
 
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 
-def iteration_flops(config: ModelConfig, samples: int) -> int:
+def iteration_flops(config: ModelSettings, samples: int) -> int:
     """Return the FLOPs of a replica's iteration, without recomputation (arXiv 2411.05288).
 
     Only matrix products count, and the backward counts twice the forward. For a GPT with an MLP of
@@ -25,7 +25,11 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
         config: the model.
         samples: number of samples of the iteration.
     """
-    h, tokens, depths = config.hidden_size, samples * config.seq_length, config.mtp_num_layers
+    h, tokens, depths = (
+        config.hidden_size,
+        samples * config.seq_length,
+        config.further.mtp_num_layers,
+    )
     layers = [*range(config.num_layers), *[config.num_layers - 1] * depths]
     inner = sum(_inner_width(config, layer) for layer in layers)
     products = 2 * tokens * (len(layers) * _attention_weights(config) + h * inner)
@@ -36,7 +40,7 @@ def iteration_flops(config: ModelConfig, samples: int) -> int:
     return 3 * (products + attention + depths * joining + (1 + depths) * output)
 
 
-def layers_flops(config: ModelConfig, tokens: int) -> int:
+def layers_flops(config: ModelSettings, tokens: int) -> int:
     """Return the FLOPs of all layers' forward on the first ``tokens`` tokens of a sample.
 
     Scores of later positions are not among them, as in kernels for causal attention.
@@ -47,7 +51,7 @@ def layers_flops(config: ModelConfig, tokens: int) -> int:
 
 
 @lru_cache(64)
-def _of_layers(config: ModelConfig) -> tuple[int, tuple[tuple[int | None, int], ...]]:
+def _of_layers(config: ModelSettings) -> tuple[int, tuple[tuple[int | None, int], ...]]:
     """Return the FLOPs of a token in all layers but for scores, and the layers of each window."""
     h, layers = config.hidden_size, range(config.num_layers)
     inner = sum(_inner_width(config, layer) for layer in layers)
@@ -62,35 +66,43 @@ def _causal_scores(tokens: int, window: int | None) -> int:
     return beginning * (beginning + 1) // 2 + rest * beginning
 
 
-def _attention_weights(config: ModelConfig) -> int:
+def _attention_weights(config: ModelSettings) -> int:
     """Return the number of weights by which attention multiplies a token."""
-    h, a = config.hidden_size, config.num_attention_heads
-    if not config.multi_latent_attention:
-        return h * (2 * a + 2 * config.num_query_groups) * config.kv_channels
-    keys, values, rank = config.kv_channels, config.v_head_dim, config.q_lora_rank
+    h, a = config.hidden_size, config.attention.num_attention_heads
+    if not config.latent.multi_latent_attention:
+        return h * (2 * a + 2 * config.attention.num_query_groups) * config.attention.kv_channels
+    keys, values, rank = (
+        config.attention.kv_channels,
+        config.latent.v_head_dim,
+        config.latent.q_lora_rank,
+    )
     queries = h * a * keys if rank is None else rank * (h + a * keys)
-    down = h * (config.kv_lora_rank + config.qk_pos_emb_head_dim)
-    up = config.kv_lora_rank * a * (config.qk_head_dim + values)
+    down = h * (config.latent.kv_lora_rank + config.latent.qk_pos_emb_head_dim)
+    up = config.latent.kv_lora_rank * a * (config.latent.qk_head_dim + values)
     return queries + down + up + a * values * h
 
 
-def _score_width(config: ModelConfig) -> int:
+def _score_width(config: ModelSettings) -> int:
     """Return the channels of keys and values of all heads that a query is multiplied by."""
-    values = config.v_head_dim if config.multi_latent_attention else config.kv_channels
-    return config.num_attention_heads * (config.kv_channels + values)
+    values = (
+        config.latent.v_head_dim
+        if config.latent.multi_latent_attention
+        else config.attention.kv_channels
+    )
+    return config.attention.num_attention_heads * (config.attention.kv_channels + values)
 
 
-def _inner_width(config: ModelConfig, layer: int) -> int:
+def _inner_width(config: ModelSettings, layer: int) -> int:
     """Return w such that the MLP's products cost 2 h w FLOPs for a token, router included."""
-    matrices = 3 if config.gated_mlp else 2
-    if not config.has_experts(layer):
-        return matrices * config.ffn_hidden_size
-    shared = config.moe_shared_expert_intermediate_size
-    passed = config.moe_router_topk * config.moe_ffn_hidden_size + shared
-    return matrices * passed + config.num_experts + config.moe_shared_expert_gate
+    matrices = 3 if config.mlp.is_gated else 2
+    if not config.experts.in_layer(layer):
+        return matrices * config.mlp.ffn_hidden_size
+    shared = config.experts.moe_shared_expert_intermediate_size
+    passed = config.experts.moe_router_topk * config.experts.moe_ffn_hidden_size + shared
+    return matrices * passed + config.experts.num_experts + config.experts.moe_shared_expert_gate
 
 
-def _positions_seen(config: ModelConfig, layer: int) -> int:
+def _positions_seen(config: ModelSettings, layer: int) -> int:
     """Return the number of (query, position) pairs in a sample, later positions included."""
     s, window = config.seq_length, config.window_of(layer)
     hidden = 0 if window is None or window >= s - 1 else (s - window) * (s - window - 1)

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from megatron.layers.seeds import stable_seed
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import (
     OUTPUT_LAYER,
     WORD_EMBEDDINGS,
@@ -25,6 +24,7 @@ from megatron.model.ownership import (
     layer_prefix,
     owned_by,
 )
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Shape
 from megatron.parallel.tensor import ALONE, TensorParallel
 
@@ -42,7 +42,7 @@ _DRAWN_VECTORS: Final = ("self_attention.softmax_offset", "mlp.router.bias")
 
 @torch.no_grad()
 def initialise(
-    owned: OwnedParameter, config: ModelConfig, seed: int, *, on_cpu: bool = False
+    owned: OwnedParameter, config: ModelSettings, seed: int, *, on_cpu: bool = False
 ) -> None:
     """Set the initial values of a parameter.
 
@@ -60,7 +60,7 @@ def initialise(
     parameter.zero_()  # for the padding
     parts = [(box, part) for box, part in owned.parts(parameter) if box.size]
     if len(shape) == 1 and not name.endswith(_DRAWN_VECTORS):
-        starts_at_one = name.endswith("norm.weight") and not config.apply_layernorm_1p
+        starts_at_one = name.endswith("norm.weight") and not config.norm.apply_layernorm_1p
         for _, part in parts:
             part.fill_(float(starts_at_one))
         return
@@ -80,7 +80,7 @@ def initialise(
 def init_layer(
     layer: nn.Module,
     layer_number: int,
-    config: ModelConfig,
+    config: ModelSettings,
     seed: int,
     tensor: TensorParallel = ALONE,
 ) -> None:
@@ -97,7 +97,7 @@ def init_layer(
         initialise(owned, config, seed)
 
 
-def _std(name: str, config: ModelConfig) -> float:
+def _std(name: str, config: ModelSettings) -> float:
     """Return the standard deviation of a matrix."""
     outputs = math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else 1.0
     return config.init_method_std / outputs

@@ -7,8 +7,8 @@ from torch import nn
 from megatron.kernels.scores import Scores
 from megatron.layers.latent_attention import LatentAttention, LatentShape
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.norm_spec import NormSpec, norm_spec
+from megatron.model.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LatentSpec:
         )
 
 
-def latent_spec(config: ModelConfig, scores: Scores) -> LatentSpec:
+def latent_spec(config: ModelSettings, scores: Scores) -> LatentSpec:
     """Return the spec of a model's multi-latent attention.
 
     Args:
@@ -55,20 +55,20 @@ def latent_spec(config: ModelConfig, scores: Scores) -> LatentSpec:
     """
     shape = LatentShape(
         config.hidden_size,
-        config.num_attention_heads,
-        config.q_lora_rank,
-        config.kv_lora_rank,
-        config.qk_head_dim,
-        config.qk_pos_emb_head_dim,
-        config.v_head_dim,
+        config.attention.num_attention_heads,
+        config.latent.q_lora_rank,
+        config.latent.kv_lora_rank,
+        config.latent.qk_head_dim,
+        config.latent.qk_pos_emb_head_dim,
+        config.latent.v_head_dim,
     )
-    norm, epsilon = norm_spec(config), config.latent_norm_epsilon
+    norm, epsilon = norm_spec(config), config.latent.latent_norm_epsilon
     if epsilon is not None:
         norm = replace(norm, epsilon=epsilon)
     return LatentSpec(
         shape,
-        bias=config.add_bias_linear,
-        dropout=config.attention_dropout,
-        norm=norm if config.qk_layernorm else None,
+        bias=config.block.add_bias_linear,
+        dropout=config.attention.attention_dropout,
+        norm=norm if config.attention.qk_layernorm else None,
         scores=scores,
     )

@@ -20,9 +20,9 @@ from megatron.layers.mlp import MLP, Activation
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.rope_scaling import RopeScaling
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.latent_spec import latent_spec
 from megatron.model.norm_spec import NormSpec, norm_spec
+from megatron.model.settings import ModelSettings
 
 Order = Literal["sequential", "parallel"]
 """Sequential: the MLP reads the stream after attention; parallel: both read the same input (as in
@@ -179,7 +179,7 @@ class LayerSpec:
     hidden_dropout: float
 
 
-def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
+def layer_spec(config: ModelSettings, index: int) -> LayerSpec:
     """Return the spec of a layer of a model.
 
     Args:
@@ -188,72 +188,80 @@ def layer_spec(config: ModelConfig, index: int) -> LayerSpec:
     """
     norm = norm_spec(config)
     return LayerSpec(
-        order="parallel" if config.parallel_attn else "sequential",
+        order="parallel" if config.block.parallel_attn else "sequential",
         norm=norm,
         attention=_attention(config, index, norm),
         mlp=_mlp(config, index),
-        mlp_norm=config.parallel_layernorm or not config.parallel_attn,
-        norm_after_attention=config.post_self_attn_layernorm,
-        norm_after_mlp=config.post_mlp_layernorm,
-        adds_to_normed=config.apply_residual_connection_post_layernorm,
+        mlp_norm=config.block.parallel_layernorm or not config.block.parallel_attn,
+        norm_after_attention=config.block.post_self_attn_layernorm,
+        norm_after_mlp=config.block.post_mlp_layernorm,
+        adds_to_normed=config.block.apply_residual_connection_post_layernorm,
         rotation=_rotation(config, index),
-        hidden_dropout=config.hidden_dropout,
+        hidden_dropout=config.block.hidden_dropout,
     )
 
 
-def _mlp(config: ModelConfig, index: int) -> PartSpec:
-    if config.has_experts(index):
+def _mlp(config: ModelSettings, index: int) -> PartSpec:
+    if config.experts.in_layer(index):
         shape = ExpertsShape(
             config.hidden_size,
-            config.moe_ffn_hidden_size,
-            config.moe_shared_expert_intermediate_size,
-            config.moe_shared_expert_gate,
-            config.add_bias_linear,
+            config.experts.moe_ffn_hidden_size,
+            config.experts.moe_shared_expert_intermediate_size,
+            config.experts.moe_shared_expert_gate,
+            config.block.add_bias_linear,
         )
-        return ExpertsSpec(shape, config.router, config.activation)
+        return ExpertsSpec(shape, config.router, config.mlp.function)
     return MLPSpec(
-        config.hidden_size, config.ffn_hidden_size, config.activation, config.add_bias_linear
+        config.hidden_size,
+        config.mlp.ffn_hidden_size,
+        config.mlp.function,
+        config.block.add_bias_linear,
     )
 
 
-def _attention(config: ModelConfig, index: int, norm: NormSpec) -> PartSpec:
-    heads = config.num_attention_heads
+def _attention(config: ModelSettings, index: int, norm: NormSpec) -> PartSpec:
+    heads = config.attention.num_attention_heads
     scores = Scores(
         scale=config.score_scale,
-        softcap=config.attn_logit_softcapping,
+        softcap=config.attention.attn_logit_softcapping,
         window=config.window_of(index),
-        slopes_a=alibi_slopes(heads) if config.position_embedding_type == "alibi" else (),
+        slopes_a=alibi_slopes(heads) if config.positions.position_embedding_type == "alibi" else (),
     )
-    if config.multi_latent_attention:
+    if config.latent.multi_latent_attention:
         return latent_spec(config, scores)
     return AttentionSpec(
-        AttentionShape(config.hidden_size, heads, config.num_query_groups, config.kv_channels),
-        bias=config.add_bias_linear,
-        qkv_bias=config.add_qkv_bias,
-        dropout=config.attention_dropout,
-        qk_norm=norm if config.qk_layernorm else None,
-        qk_norm_across_heads=config.qk_layernorm_across_heads,
+        AttentionShape(
+            config.hidden_size,
+            heads,
+            config.attention.num_query_groups,
+            config.attention.kv_channels,
+        ),
+        bias=config.block.add_bias_linear,
+        qkv_bias=config.attention.add_qkv_bias,
+        dropout=config.attention.attention_dropout,
+        qk_norm=norm if config.attention.qk_layernorm else None,
+        qk_norm_across_heads=config.attention.qk_layernorm_across_heads,
         scores=scores,
-        sinks=config.softmax_type,
+        sinks=config.attention.softmax_type,
     )
 
 
-def _rotation(config: ModelConfig, index: int) -> RotationSpec | None:
+def _rotation(config: ModelSettings, index: int) -> RotationSpec | None:
     """Return the rotation of a layer.
 
     With ``rotary_base_local``, layers with a window have no scaling of positions or frequencies.
     """
-    if not config.rotates(index):
+    if not config.positions.rotates(index):
         return None
-    base, local = config.rotary_base, config.rotary_base_local
-    is_local = local is not None and config.is_local(index)
-    is_latent = config.multi_latent_attention
+    base, local = config.positions.rotary_base, config.positions.rotary_base_local
+    is_local = local is not None and config.attention.is_local(index)
+    is_latent = config.latent.multi_latent_attention
     return RotationSpec(
-        config.qk_pos_emb_head_dim if is_latent else config.kv_channels,
+        config.latent.qk_pos_emb_head_dim if is_latent else config.attention.kv_channels,
         config.seq_length,
-        config.rotary_percent,
+        config.positions.rotary_percent,
         local if local is not None and is_local else base,
-        config.rotary_interleaved or is_latent,
-        interpolation=1 if is_local else config.rotary_seq_len_interpolation_factor,
-        scaling=None if is_local else config.rope_scaling,
+        config.positions.rotary_interleaved or is_latent,
+        interpolation=1 if is_local else config.positions.rotary_seq_len_interpolation_factor,
+        scaling=None if is_local else config.rope_scaling.scaling(config.seq_length),
     )

@@ -23,8 +23,8 @@ from megatron.layers.linear import Linear
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
+from megatron.model.settings import ModelSettings
 
 
 def width_ahead(tokens: int, depths: int, *, cut: bool) -> int:
@@ -49,13 +49,15 @@ class MultiTokenPrediction(nn.Module):
             limit no depth is recomputed as a whole.
     """
 
-    def __init__(self, config: ModelConfig, site: Site) -> None:
+    def __init__(self, config: ModelSettings, site: Site) -> None:
         super().__init__()
         self._config = config
         self._site = site
         again = site.recomputation
         self._recomputation = again if again.most is None else NO_RECOMPUTATION
-        self.layers = nn.ModuleList(MTPLayer(config, site) for _ in range(config.mtp_num_layers))
+        self.layers = nn.ModuleList(
+            MTPLayer(config, site) for _ in range(config.further.mtp_num_layers)
+        )
         rotation = layer_spec(config, config.num_layers - 1).rotation
         self._rope = None if rotation is None else rotation.build(site)
 
@@ -96,9 +98,9 @@ class MultiTokenPrediction(nn.Module):
     def _embedding(self, words_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
         """Return embeddings with multiplier and dropout, as for the model's first layer."""
         config, seeds = self._config, forward_pass.seeds
-        if config.embedding_multiplier != 1:
-            words_buh = words_buh * config.embedding_multiplier
-        return dropout(words_buh, config.hidden_dropout, seeds, "embedding", self._site)
+        if config.vocabulary.embedding_multiplier != 1:
+            words_buh = words_buh * config.vocabulary.embedding_multiplier
+        return dropout(words_buh, config.block.hidden_dropout, seeds, "embedding", self._site)
 
 
 class MTPLayer(nn.Module):
@@ -107,7 +109,7 @@ class MTPLayer(nn.Module):
     The arguments are those of ``MultiTokenPrediction``.
     """
 
-    def __init__(self, config: ModelConfig, site: Site) -> None:
+    def __init__(self, config: ModelSettings, site: Site) -> None:
         super().__init__()
         h, last = config.hidden_size, config.num_layers - 1
         norm = layer_spec(config, last).norm

@@ -7,7 +7,7 @@ from torch import nn
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.norm import NormKind, build_norm
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class NormSpec:
         return HeadsNorm(channels, self.epsilon, site, zero_centred=self.zero_centred)
 
 
-def norm_spec(config: ModelConfig) -> NormSpec:
+def norm_spec(config: ModelSettings) -> NormSpec:
     """Return the spec that all norms of a model share."""
-    return NormSpec(config.normalization, config.norm_epsilon, config.apply_layernorm_1p)
+    return NormSpec(
+        config.norm.normalization, config.norm.norm_epsilon, config.norm.apply_layernorm_1p
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from megatron.layers.vocabulary.shard import VocabularyShard
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Placement:
 
 
 def place(
-    config: ModelConfig,
+    config: ModelSettings,
     stages: Sequence[tuple[int, int]],
     rank: int,
     *,

@@ -23,7 +23,6 @@ from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitLayer, EightBitLayers, linear_layers
 from megatron.model.init import initialise
 from megatron.model.layer_spec import RotationSpec, layer_spec
@@ -42,6 +41,7 @@ from megatron.model.ownership import (
     owned_by,
 )
 from megatron.model.placement import Placement
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Piece
 
 
@@ -71,7 +71,7 @@ class RankModel(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ModelSettings,
         placement: Placement,
         site: Site,
         *,
@@ -96,15 +96,18 @@ class RankModel(nn.Module):
         self.positions = self.embedding_norm = self.final_norm = self.mtp = None
         h, norm = config.hidden_size, norm_spec(config)
         if placement.first_chunk is not None:
-            if config.embed_layernorm:
+            if config.vocabulary.embed_layernorm:
                 self.embedding_norm = norm.build(h, site)
-            if config.position_embedding_type == "learned_absolute":
+            if config.positions.position_embedding_type == "learned_absolute":
                 self.positions = nn.Embedding(
-                    config.max_position_embeddings, h, dtype=site.dtype, device=site.device
+                    config.positions.max_position_embeddings,
+                    h,
+                    dtype=site.dtype,
+                    device=site.device,
                 )
         if placement.last_chunk is not None:
             self.final_norm = norm.build(h, site, of_stream=True)
-            if config.mtp_num_layers:
+            if config.further.mtp_num_layers:
                 self.mtp = MultiTokenPrediction(config, site)
         self.eight_bits: EightBitLayers | None = None
         if site.eight_bits is not None:
@@ -143,9 +146,12 @@ class RankModel(nn.Module):
     def _make_output_layer(self, shard: VocabularyShard, recompute: bool) -> OutputLayer:
         config, site = self.config, self._site
         options = LossOptions(
-            config.vocab_size, config.label_smoothing, config.z_loss_coeff, config.logit_softcap
+            config.vocab_size,
+            config.vocabulary.label_smoothing,
+            config.vocabulary.z_loss_coeff,
+            config.vocabulary.logit_softcap,
         )
-        if config.tie_embeddings and self.input_layer is not None:
+        if config.vocabulary.tie_embeddings and self.input_layer is not None:
             weight = self.input_layer.weight
         else:
             shape = (shard.rows, config.hidden_size)
@@ -154,22 +160,22 @@ class RankModel(nn.Module):
 
     def _make_ahead_layer(self) -> InputLayer | None:
         config, output_layer = self.config, self.output_layer
-        if not config.mtp_num_layers or output_layer is None:
+        if not config.further.mtp_num_layers or output_layer is None:
             return None
         if self.input_layer is not None:
             return self.input_layer
-        weight = output_layer.weight if config.tie_embeddings else None
+        weight = output_layer.weight if config.vocabulary.tie_embeddings else None
         return self._make_input_layer(output_layer.shard, weight)
 
     @property
     def mtp_num_layers(self) -> int:
         """Further tokens that every token predicts besides the next one, D."""
-        return self.config.mtp_num_layers
+        return self.config.further.mtp_num_layers
 
     @property
     def mtp_loss_scaling_factor(self) -> float:
         """Weight of the mean of the further tokens' losses."""
-        return self.config.mtp_loss_scaling_factor
+        return self.config.further.mtp_loss_scaling_factor
 
     @property
     def embedding_copy(self) -> InputLayer | OutputLayer | None:
@@ -179,7 +185,7 @@ class RankModel(nn.Module):
         """
         if self.input_layer is not None or not self.config.embeds_at_both_ends:
             return None
-        return self.output_layer if self.config.tie_embeddings else self.ahead_layer
+        return self.output_layer if self.config.vocabulary.tie_embeddings else self.ahead_layer
 
     def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
@@ -196,7 +202,7 @@ class RankModel(nn.Module):
         config, seeds = self.config, forward_pass.seeds
         if chunk == self.placement.first_chunk:
             x_bsh = self._embedding(x_bsh, forward_pass.positions_bs)
-            x_bsh = dropout(x_bsh, config.hidden_dropout, seeds, "embedding", self._site)
+            x_bsh = dropout(x_bsh, config.block.hidden_dropout, seeds, "embedding", self._site)
         ropes, of_layers = self._ropes_at(chunk, forward_pass.positions_bs), forward_pass.of_layers
         x_bsh = self.recomputation.run(
             list(self._numbered_layers(chunk)),
@@ -224,8 +230,8 @@ class RankModel(nn.Module):
 
     def _embedding(self, x_bsh: Tensor, positions_bs: Tensor | None) -> Tensor:
         """Return the input of the first layer, without dropout, from the word embeddings."""
-        if self.config.embedding_multiplier != 1:
-            x_bsh = x_bsh * self.config.embedding_multiplier
+        if self.config.vocabulary.embedding_multiplier != 1:
+            x_bsh = x_bsh * self.config.vocabulary.embedding_multiplier
         if self.embedding_norm is not None:
             x_bsh = self.embedding_norm(x_bsh)
         x_bsh = x_bsh.to(self.stream_dtype)
@@ -280,7 +286,7 @@ class RankModel(nn.Module):
                 yield from self._owned(layer_prefix(index), layer)
         yield from self._owned(f"{FINAL_NORM}.", self.final_norm)
         yield from self._owned(f"{MULTI_TOKEN_PREDICTION}.", self.mtp)
-        if self.output_layer is not None and not self.config.tie_embeddings:
+        if self.output_layer is not None and not self.config.vocabulary.tie_embeddings:
             yield self._vocabulary_matrix(OUTPUT_LAYER, self.output_layer)
         if self.embedding_copy is not None:
             yield self._vocabulary_matrix(WORD_EMBEDDINGS, self.embedding_copy, is_copy=True)
@@ -319,7 +325,7 @@ class RankModel(nn.Module):
 
 
 def _ropes(
-    config: ModelConfig, placement: Placement, site: Site
+    config: ModelSettings, placement: Placement, site: Site
 ) -> dict[int, RotaryEmbedding | None]:
     """Return the rotation of every layer of this rank; layers with equal specs share a table."""
     tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}

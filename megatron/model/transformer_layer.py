@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from megatron.layers.dropout import dropout
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
+from megatron.model.settings import ModelSettings
 from megatron.model.stream import Normed, Stream
 
 
@@ -24,7 +24,7 @@ class TransformerLayer(nn.Module):
         site: device, dtype, ranks and kernels of the layer.
     """
 
-    def __init__(self, config: ModelConfig, layer_number: int, site: Site) -> None:
+    def __init__(self, config: ModelSettings, layer_number: int, site: Site) -> None:
         super().__init__()
         self.layer_number = layer_number
         self.spec = spec = layer_spec(config, layer_number)

@@ -79,7 +79,11 @@ class Proposal:
         parallel, replicas = self.config.parallel, self.config.train.replicas
         found = {"t": parallel.tensor_size, "p": parallel.pipeline_size}
         found |= {"c": parallel.context_size, "d": replicas}
-        return found | ({"e": parallel.experts.size} if self.config.model.num_experts else {})
+        return found | (
+            {"e": parallel.experts.expert_model_parallel_size}
+            if self.config.model.experts.num_experts
+            else {}
+        )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def checked(found: RunForecast) -> str:
     if not measured:
         runs = f"nothing like this ({own}) was measured; the nearest: {runs}"
     split = TREATMENTS[parallel.vocab_parallel].is_sharded and own not in PAPER
-    experts = config.model.num_experts > 0 and not alone
+    experts = config.model.experts.num_experts > 0 and not alone
     lacking = ["split the vocabulary"] * split + ["had experts"] * experts
     families = _of_families(found)
     without = f"; none of them {' or '.join(lacking)}" if lacking and measured else ""
@@ -55,7 +55,7 @@ def _of_families(found: RunForecast) -> str:
     kind = nearest_shared(
         found.gpu.name,
         eight_bits=config.train.eight_bits is not None,
-        experts=config.model.num_experts > 0,
+        experts=config.model.experts.num_experts > 0,
     )
     if kind is None:
         return ""

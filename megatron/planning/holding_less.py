@@ -13,7 +13,7 @@ import torch
 from megatron.config.precision import NARROW_SUMS
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Part
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 Change: TypeAlias = Callable[[RunConfig], tuple[str, RunConfig] | None]
 """Returns the flags of a change and the changed run; ``None``: the run has it, or cannot."""
@@ -40,13 +40,13 @@ def with_ring(config: RunConfig) -> tuple[str, RunConfig] | None:
     """Pass keys on along a ring: a rank then keeps its own ones, and not those of all ranks."""
     parallel = config.parallel
     is_gathered = parallel.context_size > 1 and parallel.context_exchange == "all_gather"
-    if not is_gathered or parallel.num_seq_splits > 1 or config.model.attention_dropout:
+    if not is_gathered or parallel.num_seq_splits > 1 or config.model.attention.attention_dropout:
         return None
     return "--cp-comm-type p2p", replace(config, parallel=replace(parallel, context_exchange="p2p"))
 
 
 def with_parts_again(
-    parts: Callable[[ModelConfig], tuple[Part, ...]], config: RunConfig
+    parts: Callable[[ModelSettings], tuple[Part, ...]], config: RunConfig
 ) -> tuple[str, RunConfig] | None:
     """Compute parts of a layer again that have no product, beside those of the run."""
     again = config.train.recomputation
@@ -59,16 +59,16 @@ def with_parts_again(
     return flags, replace(config, train=train)
 
 
-def _norms(model: ModelConfig) -> tuple[Part, ...]:
+def _norms(model: ModelSettings) -> tuple[Part, ...]:
     return ("layernorm",)
 
 
-def _norms_and_activations(model: ModelConfig) -> tuple[Part, ...]:
+def _norms_and_activations(model: ModelSettings) -> tuple[Part, ...]:
     """Return the norms, and the activation functions that such a model has."""
-    mixtures = list(map(model.has_experts, range(model.num_layers)))
-    has_mlp = not all(mixtures) or model.moe_shared_expert_intermediate_size > 0
+    mixtures = list(map(model.experts.in_layer, range(model.num_layers)))
+    has_mlp = not all(mixtures) or model.experts.moe_shared_expert_intermediate_size > 0
     found: list[Part] = ["layernorm"]
-    if has_mlp and not model.squared_relu:
+    if has_mlp and model.mlp.activation != "squared_relu":
         found.append("mlp_act")
     if any(mixtures):
         found.append("moe_act")

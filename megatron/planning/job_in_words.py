@@ -34,7 +34,7 @@ def head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
     layers = " ".join(
         f"{rank}.{chunk}:{count}" for (rank, chunk), count in zip(plan.stages, counts, strict=True)
     )
-    depths = config.model.mtp_num_layers
+    depths = config.model.further.mtp_num_layers
     further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
     return (
         f"{job(first.config, gpu)}\n"
@@ -80,7 +80,7 @@ def _of_eight_bits(gpu: Gpu) -> str:
 
 def _spread(config: RunConfig) -> str:
     """Return a line on experts that are spread over ranks, if any, and their assumed balance."""
-    size, asked = config.parallel.experts.size, config.dry_run
+    size, asked = config.parallel.experts.expert_model_parallel_size, config.dry_run
     if size == 1 or asked is None:
         return ""
     factor = asked.expert_imbalance

@@ -41,7 +41,8 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
         (
             weights if train.skip_train else static,
             f"--num-layers {model.num_layers}, --hidden-size {model.hidden_size}, "
-            f"--ffn-hidden-size {model.ffn_hidden_size}, --kv-channels {model.kv_channels} and "
+            f"--ffn-hidden-size {model.mlp.ffn_hidden_size}, "
+            f"--kv-channels {model.attention.kv_channels} and "
             f"--vocab-size {model.vocab_size}: {held} of rank {pipeline_rank} take",
         ),
         (

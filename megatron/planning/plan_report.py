@@ -40,7 +40,7 @@ def report(answer: Answer) -> Iterator[str]:
 def _job(question: Question, taken: Proposal) -> str:
     """Return the job that was asked about."""
     model = taken.config.model
-    experts = f", {model.num_experts} experts" if model.num_experts else ""
+    experts = f", {model.experts.num_experts} experts" if model.experts.num_experts else ""
     length = "" if question.tokens is None else f", {_many(question.tokens)} tokens in all"
     return (
         f"{question.model or 'a model by its flags'}: {counted(model.num_layers, 'layer')}, "

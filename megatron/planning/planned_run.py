@@ -49,7 +49,7 @@ class RunPlan:
         """
         plan = replace(
             plan,
-            looks_ahead=config.model.mtp_num_layers > 0,
+            looks_ahead=config.model.further.mtp_num_layers > 0,
             offloaded=min(config.parallel.offloaded or 0, plan.chunks),
         )
         return cls(plan, layers, request.costs, request.schedule, config.taken)

@@ -14,9 +14,9 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import BucketLayout, Shape, row_length
 from megatron.optimizer.bucket_layouts import KeepsWhole, bucket_layouts
@@ -99,7 +99,7 @@ class _Asked:
     """
 
     role: Hashable
-    model: ModelConfig
+    model: ModelSettings
     dtype: torch.dtype
     eight_bits: EightBitConfig | None
     tensor_size: int

@@ -41,7 +41,7 @@ def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     spread, measured = config.parallel.layers, _measured(config, request, whole)
     if spread.needs_times:
         known = measured or stage_costs(config, whole, _even(config, one))
-        number, further = config.model.num_layers, config.model.mtp_num_layers
+        number, further = config.model.num_layers, config.model.further.mtp_num_layers
         layers = (
             known.alike(number, further)
             if spread.kind == "cost"
@@ -68,7 +68,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
     """
     check_stages(config, request)  # first, because a plan of many stages takes long to make
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
-    return replace(one, looks_ahead=config.model.mtp_num_layers > 0)
+    return replace(one, looks_ahead=config.model.further.mtp_num_layers > 0)
 
 
 def check_stages(config: RunConfig, request: Request) -> None:
@@ -126,8 +126,8 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         memory_limit=parallel.memory_limit,
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.schedule_file,
-        joined=parallel.experts.overlap,
-        split_backward=parallel.experts.delays_weights and "split_backward" in traits.options,
+        joined=parallel.pairs.overlap_moe_expert_parallel_comm,
+        split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
         slices=parallel.num_seq_splits,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request

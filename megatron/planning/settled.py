@@ -21,7 +21,7 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
 
 def _notes(config: RunConfig, run: RunConfig, run_plan: RunPlan) -> Iterator[str]:
     """Yield the notes on ``run``, which is what the plan has made of ``config``."""
-    if config.parallel.experts.overlap and not run_plan.plan.pairs:
+    if config.parallel.pairs.overlap_moe_expert_parallel_comm and not run_plan.plan.pairs:
         yield (
             "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
             f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "

@@ -172,7 +172,7 @@ class PipelineRank:
 
         Those of experts have not: their sizes depend on the tokens.
         """
-        return not self.model.config.num_experts
+        return not self.model.config.experts.num_experts
 
     def _install(
         self,
@@ -218,7 +218,7 @@ class PipelineRank:
 
     def _placeholder_passes(self, plan: Plan) -> PlaceholderPasses:
         rank, device = self._groups.pipeline.rank, self._groups.device
-        depths = self.model.config.mtp_num_layers
+        depths = self.model.config.further.mtp_num_layers
         return PlaceholderPasses(plan, rank, self.store, self._tensors, device, depths)
 
     def _make_graphs(self) -> StageGraphs | None:

@@ -9,10 +9,10 @@ from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.common import read_checked_common
 from megatron.checkpoint.folder import DamagedError
+from megatron.checkpoint.saved_model import differences, differences_of_dense
 from megatron.checkpoint.storage import OtherModelError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
 from megatron.checkpoint.upcycle import Upcycling
-from megatron.config.model_words import differences, differences_of_dense
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.progress import Progress
@@ -127,7 +127,7 @@ class CheckpointReader:
 
     def _saved_buffers(self, where: Path) -> dict[str, BoxedTensor]:
         """Return the biases of experts to read; if the checkpoint has none, say so."""
-        if not self._model.moe_router_enable_expert_bias:
+        if not self._model.balance.moe_router_enable_expert_bias:
             return {}
         wanted = tensors_of_buffers(self._state.pipeline.model.owned_buffers())
         if not storage.lacks(where, wanted, self._hosts):
@@ -179,7 +179,7 @@ class CheckpointReader:
             self._say(f"--moe-use-upcycling changes nothing: {where} has experts already")
             return None
         upcycling = Upcycling(self._model, parts, self._seed)
-        found = differences_of_dense(dense, asdict(self._model))
+        found = differences_of_dense(dense, self._model)
         fault = upcycling.fault(dense)
         if found or fault:
             raise UserError(f"--load: the model in {where}: {fault or '; '.join(found)}")
@@ -187,7 +187,7 @@ class CheckpointReader:
 
     def _check_model(self, where: Path, common: Mapping[str, Any]) -> None:
         """Refuse weights of another model, even if they have the same shapes."""
-        found = differences(common["model"], asdict(self._model))
+        found = differences(common["model"], self._model)
         if found:
             raise UserError(
                 f"--load: the model in {where} is another one: {'; '.join(found)}. Give the flags "

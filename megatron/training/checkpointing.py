@@ -14,6 +14,7 @@ from megatron.checkpoint import folder, storage
 from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.lock import FolderLock
+from megatron.checkpoint.saved_model import stored
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
@@ -179,7 +180,7 @@ class Checkpoints:
             "optimizer_steps": self._state.optimizer.steps,
             "loss_scale": self._state.loss_scaler.saved(),
             "has_optimizer": self._config.save_optimizer,
-            "model": asdict(self._model),
+            "model": stored(self._model),
             "optimizer": asdict(self._optimizer),
             "plan": self._state.plan.to_text(),
         }

@@ -72,7 +72,7 @@ def _of_passes(config: ParallelConfig) -> int:
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
     passes_on = grid.context_size > 1 and CONTEXT_EXCHANGES[config.context_exchange].has_ring
-    return shares + passes_on + config.experts.overlap
+    return shares + passes_on + config.pairs.overlap_moe_expert_parallel_comm
 
 
 def leave(groups: Groups) -> NoReturn:

@@ -26,7 +26,7 @@ def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:
     """
     size, length = config.parallel.context_size, config.model.seq_length
     slices = slices_of(config)
-    if not are_cut(size, slices) or (size == 1 and not config.model.mtp_num_layers):
+    if not are_cut(size, slices) or (size == 1 and not config.model.further.mtp_num_layers):
         return None
     lengths = [part.end - part.first for part in slices] or [length]
     return own_positions_in_slices(lengths, context_rank, size)

@@ -102,7 +102,7 @@ def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
         config.model.vocab_size,
         place,
         kept_tokens(config, place.context),
-        config.model.mtp_num_layers,
+        config.model.further.mtp_num_layers,
     )
 
 

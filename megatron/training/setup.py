@@ -11,9 +11,9 @@ from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
@@ -192,9 +192,11 @@ def _spread_experts(config: RunConfig, groups: Groups) -> ExpertParallel | None:
         return None
     parallel, experts, gradients = config.parallel, groups.experts, groups.expert_gradients
     if parallel.experts.visits:
-        buffer = make_buffer(experts, config.model.hidden_size, parallel.deep_ep_multiprocessors)
+        buffer = make_buffer(experts, config.model.hidden_size, parallel.experts.moe_deepep_num_sms)
         return VisitedExperts(experts, gradients, buffer)
-    return spread_experts(experts, groups.expert_tensor, gradients, parallel.experts.dispatcher)
+    return spread_experts(
+        experts, groups.expert_tensor, gradients, parallel.experts.moe_token_dispatcher_type
+    )
 
 
 def _pipeline(
@@ -229,7 +231,7 @@ def build_train_state(
     rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    if config.parallel.experts.overlap:
+    if config.parallel.pairs.overlap_moe_expert_parallel_comm:
         groups = with_turns(groups)
     model = make_model(config, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
@@ -266,7 +268,9 @@ def build_train_state(
         optimizer=sharded or make(whole),
         loss_scaler=LossScaler(config.optimizer.loss_scale),
         layer_figures=LayerFigures.of(
-            model, groups, config.model.num_experts if config.log.moe_per_layer_logging else 0
+            model,
+            groups,
+            config.model.experts.num_experts if config.log.moe_per_layer_logging else 0,
         ),
         expert_biases=ExpertBiases(model),
         sharded=sharded if deferred else None,
@@ -324,7 +328,11 @@ def _maker_of_optimizers(
     return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
 
 
-def qkv_rows(config: ModelConfig) -> QKVRows:
+def qkv_rows(config: ModelSettings) -> QKVRows:
     """Return how queries, keys and values lie in the fused matrix of a layer."""
-    heads = config.num_attention_heads // config.num_query_groups
-    return QKVRows(heads * config.kv_channels, config.kv_channels, config.kv_channels)
+    heads = config.attention.num_attention_heads // config.attention.num_query_groups
+    return QKVRows(
+        heads * config.attention.kv_channels,
+        config.attention.kv_channels,
+        config.attention.kv_channels,
+    )

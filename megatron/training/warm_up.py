@@ -50,4 +50,4 @@ def _nothing(config: RunConfig, groups: Groups) -> DeviceMicrobatch:
         positions_bs if asked is not None and asked.reset_position_ids else None,
     )
     kept = kept_tokens(config, groups.context.rank)
-    return to_device([nothing.part(kept, config.model.mtp_num_layers)], groups.device)[0]
+    return to_device([nothing.part(kept, config.model.further.mtp_num_layers)], groups.device)[0]

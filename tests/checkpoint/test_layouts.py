@@ -248,7 +248,7 @@ def test_another_model_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> No
     for said in ranks.run(fail_on_rank, 2, config=wider, root=tmp_path):
         assert "weight.embedding.word_embeddings.weight has shape [37, " in said
         assert "but this model needs [38, " in said
-    untied = replace(saved, model=replace(saved.model, tie_embeddings=False))
+    untied = replace(saved, model=saved.model.replaced(tie_embeddings=False))
     for said in ranks.run(fail_on_rank, 2, config=untied, root=tmp_path):
         assert "has no tensor weight.output_layer.weight" in said
 

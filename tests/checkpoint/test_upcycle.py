@@ -11,8 +11,9 @@ from reference import plain_experts
 from reference.plain_gpt import GPTOptions, Parameters, logits, parameter_shapes, random_parameters
 
 from megatron.checkpoint.boxed import BoxedTensor
+from megatron.checkpoint.saved_model import read_model
 from megatron.checkpoint.upcycle import Upcycling, sum_of_weights
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Piece, whole
 
 DENSE = GPTOptions(
@@ -41,10 +42,8 @@ def _another_model() -> None:
         table.clear()
 
 
-def config(options: GPTOptions) -> ModelConfig:
-    names = set(ModelConfig.__dataclass_fields__)
-    fields = {name: value for name, value in asdict(options).items() if name in names}
-    return ModelConfig(**fields, seq_length=8)
+def config(options: GPTOptions) -> ModelSettings:
+    return read_model(asdict(options) | {"seq_length": 8})
 
 
 def mixture_of(dense: Parameters, upcycling: Upcycling, options: GPTOptions) -> Parameters:
@@ -92,7 +91,7 @@ def test_any_box_of_a_rank_is_its_box_of_the_whole(
     data: st.DataObject, first: bool, parts: int
 ) -> None:
     model = config(replace(DENSE, num_experts=8, moe_ffn_hidden_size=24 // parts))
-    f, h = model.moe_ffn_hidden_size, model.hidden_size
+    f, h = model.experts.moe_ffn_hidden_size, model.hidden_size
     shape, dense = ((16 * f, h), (48, h)) if first else ((8 * h, f), (h, 24))
     name = f"weight.decoder.layers.0.mlp.experts.linear_fc{2 - first}.weight"
     values = torch.randn(dense)

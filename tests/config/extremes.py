@@ -82,9 +82,10 @@ BESIDE: Final[Mapping[str, str]] = {
 
 
 def is_number(declared: Declaration) -> bool:
-    """Return whether a flag takes numbers."""
+    """Return whether a flag takes numbers, each as a word of its own."""
     kind = declared.kind
-    return (get_args(kind)[0] if get_origin(kind) is tuple else kind) in (int, float)
+    element = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return declared.facts.writes is str and element in (int, float)
 
 
 def takes_whole(declared: Declaration) -> bool:

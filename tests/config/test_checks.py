@@ -11,9 +11,9 @@ from command_lines import with_flags
 
 from megatron.config import cluster
 from megatron.config.command_line import parse
-from megatron.config.model import ModelFlags
 from megatron.data.indexed import IndexedWriter
 from megatron.flags.groups import Flags
+from megatron.model.settings import ShapeSettings
 from megatron.optimizer.lr_schedule import rates
 from megatron.planning.run_plan import make_run_plan
 
@@ -400,7 +400,7 @@ def test_what_changes_nothing_is_told_and_trains_the_same(
     samples = range(0, 30, 3)
     constant = replace(plain.optimizer, lr_decay_style=config.optimizer.lr_decay_style)
     assert [rates(config.optimizer, n) for n in samples] == [rates(constant, n) for n in samples]
-    assert replace(config.model, rotary_base=10000) == plain.model
+    assert config.model.replaced(rotary_base=10000) == plain.model
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_a_rule_that_asks_for_what_is_no_flag_fails(
     """Such a rule would be silent for ever if that passed for a flag with a faulty value."""
 
     def rule(flags: Flags) -> Iterator[str]:
-        yield str(getattr(flags[ModelFlags], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
+        yield str(getattr(flags[ShapeSettings], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
 
     monkeypatch.setattr("megatron.config.command_line.RULES", (rule,))
     with pytest.raises(AttributeError, match="number_of_layers"):

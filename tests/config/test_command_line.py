@@ -13,7 +13,8 @@ from command_lines import with_flags
 from megatron.config.command_line import parse, read
 from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
-from megatron.model.config import ModelConfig
+from megatron.flags.tree import values_of
+from megatron.model.settings import ModelSettings
 
 VOCAB = 1000  # with the end-of-document token that NullTokenizer adds to 999
 
@@ -49,7 +50,7 @@ def run(prefix: Path) -> Callable[..., Any]:
 
 def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
     config = run()
-    assert config.model == ModelConfig(
+    assert config.model == ModelSettings.of(
         num_layers=4,
         hidden_size=64,
         ffn_hidden_size=256,
@@ -88,10 +89,13 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "changes"),
     [
-        ("--swiglu", {"swiglu": True, "ffn_hidden_size": 128}),
-        ("--swiglu --ffn-hidden-size 100", {"swiglu": True, "ffn_hidden_size": 100}),
-        ("--group-query-attention", {"num_query_groups": 1}),
-        ("--group-query-attention --num-query-groups 4", {"num_query_groups": 4}),
+        ("--swiglu", {"activation": "swiglu", "ffn_hidden_size": 128}),
+        ("--swiglu --ffn-hidden-size 100", {"activation": "swiglu", "ffn_hidden_size": 100}),
+        ("--group-query-attention", {"num_query_groups": 1, "group_query_attention": True}),
+        (
+            "--group-query-attention --num-query-groups 4",
+            {"num_query_groups": 4, "group_query_attention": True},
+        ),
         ("--kv-channels 32", {"kv_channels": 32}),
         ("--max-position-embeddings 64", {"max_position_embeddings": 64}),
         ("--disable-bias-linear", {"add_bias_linear": False}),
@@ -113,7 +117,7 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
                 "rope_scaling_factor": 32.0,
             },
         ),
-        ("--squared-relu", {"squared_relu": True}),
+        ("--squared-relu", {"activation": "squared_relu"}),
         ("--add-qkv-bias --disable-bias-linear", {"add_bias_linear": False, "add_qkv_bias": True}),
         (
             "--normalization RMSNorm --norm-epsilon 1e-6",
@@ -136,7 +140,7 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
 def test_a_model_flag_changes_its_attributes_alone(
     run: Callable[..., Any], flags: str, changes: dict[str, Any]
 ) -> None:
-    assert vars(run(flags).model) == vars(run().model) | changes
+    assert values_of(run(flags).model) == values_of(run().model) | changes
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_two_spellings_that_contradict_each_other_are_refused(
 
 def test_a_flag_given_again_with_the_same_value_is_noted(run: Callable[..., Any]) -> None:
     config = run("--seed 1 --swiglu --seed 1 --swiglu --seed 1")
-    assert (config.train.seed, config.model.swiglu) == (1, True)
+    assert (config.train.seed, config.model.mlp.activation) == (1, "swiglu")
     assert config.notes == (
         "--seed 1 changes nothing: --seed 1 stands before it",
         "--swiglu changes nothing: --swiglu stands before it",

@@ -10,13 +10,13 @@ from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.foreign.answers import ANSWERS
-from megatron.config.model import ModelFlags
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.flags.checks import idle_notes, pairing_mistakes, value_mistakes
 from megatron.flags.declare import COUNT, Declaration, flag
 from megatron.flags.groups import all_declarations, copied, filled
 from megatron.flags.help import help_text
+from megatron.model.settings import ShapeSettings
 
 RUN = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
@@ -123,9 +123,10 @@ def test_a_misspelt_flag_is_corrected() -> None:
 
 
 @dataclass(frozen=True)
-class MoreModelFlags(ModelFlags):
-    """The model, and a flag more."""
+class MoreModelFlags(ShapeSettings):
+    """The shape of a model, and further flags."""
 
+    swiglu: bool = flag(False, "A gate.")
     embedding_multiplier: float = flag(1.0, "Factor of the embedding.", COUNT, needs="--swiglu")
     embedding_noise: float = flag(0.0, "Noise of the embedding.", idle_without="--swiglu")
     noisy_layers: tuple[int, ...] = flag((), "Layers with noise.", COUNT, metavar="N ...")
@@ -164,7 +165,7 @@ def test_one_line_makes_a_flag() -> None:
     assert "--embedding-multiplier FLOAT\n        Factor of the embedding. (default: 1.0)" in (
         help_text("", "", [MoreModelFlags])
     )
-    line = "--num-layers 4 --hidden-size 8 --num-attention-heads 2 --seq-length 3"
+    line = "--num-layers 4 --hidden-size 8 --seq-length 3"
 
     def read(more: str) -> Any:
         found = sort_words(f"{line} {more}".split(), declared)

@@ -48,7 +48,7 @@ def test_a_dry_run_needs_no_package() -> None:
     ):
         found = parallel_of(words)
         assert found.experts.visits == visits, words
-        assert found.deep_ep_multiprocessors == multiprocessors, words
+        assert found.experts.moe_deepep_num_sms == multiprocessors, words
 
 
 @pytest.mark.parametrize(

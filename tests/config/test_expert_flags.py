@@ -7,7 +7,7 @@ from command_lines import with_flags
 from megatron.config.command_line import parse
 from megatron.layers.experts.capacity import Capacity
 from megatron.layers.mlp import QuickGeGLU
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 BASE = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "
@@ -17,7 +17,7 @@ BASE = (
 )
 
 
-def model(flags: str) -> ModelConfig:
+def model(flags: str) -> ModelSettings:
     return parse(with_flags(BASE.split(), flags.split()), 1).model
 
 
@@ -43,7 +43,7 @@ def refusal(flags: str) -> str:
 )
 def test_layers_with_experts_are_those_of_megatron(words: str, pattern: tuple[int, ...]) -> None:
     found = model(f"--moe-layer-freq {words}")
-    assert tuple(int(found.has_experts(layer)) for layer in range(4)) == pattern
+    assert tuple(int(found.experts.in_layer(layer)) for layer in range(4)) == pattern
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_a_group_has_as_many_experts_as_make_it_good() -> None:
 
 
 def test_an_expert_is_as_wide_as_the_mlp_unless_it_is_said() -> None:
-    assert model("").moe_ffn_hidden_size == model("").ffn_hidden_size
-    assert model("--moe-ffn-hidden-size 96").moe_ffn_hidden_size == 96
+    assert model("").experts.moe_ffn_hidden_size == model("").mlp.ffn_hidden_size
+    assert model("--moe-ffn-hidden-size 96").experts.moe_ffn_hidden_size == 96
 
 
 def test_weight_gradients_are_delayed_behind_pairs_only() -> None:
@@ -89,7 +89,11 @@ def test_weight_gradients_are_delayed_behind_pairs_only() -> None:
         flags: parse(with_flags(BASE.split(), flags.split()), 2)
         for flags in (pairs, f"{pairs} --delay-wgrad-compute", f"{spread} --delay-wgrad-compute")
     }
-    assert [run.parallel.experts.delays_weights for run in found.values()] == [False, True, False]
+    assert [run.parallel.pairs.delay_wgrad_compute for run in found.values()] == [
+        False,
+        True,
+        False,
+    ]
     assert [
         "--delay-wgrad-compute changes nothing" in "\n".join(run.notes) for run in found.values()
     ] == [False, False, True]
@@ -108,7 +112,10 @@ def test_every_flag_reaches_the_model() -> None:
     assert (router.groups, router.group_topk, router.scaling) == (4, 2, 2.5)
     assert router.balances == (("seq_aux_loss", 0.01),)
     assert (router.z_loss_coeff, router.dtype) == (0.001, torch.float32)
-    assert (found.moe_shared_expert_intermediate_size, found.moe_shared_expert_gate) == (48, True)
+    assert (
+        found.experts.moe_shared_expert_intermediate_size,
+        found.experts.moe_shared_expert_gate,
+    ) == (48, True)
 
 
 def test_several_losses_may_balance_with_a_coefficient_each() -> None:
@@ -244,7 +251,7 @@ def test_experts_and_routers_have_biases_like_other_layers() -> None:
 
 def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
     clamped = "--activation-func-clamp-value 7 --glu-linear-offset 1"
-    assert model(f"--quick-geglu {clamped}").activation == QuickGeGLU(7.0, 1.0)
+    assert model(f"--quick-geglu {clamped}").mlp.function == QuickGeGLU(7.0, 1.0)
     assert "add --quick-geglu" in refusal(clamped)
     assert "--swiglu" in refusal("--quick-geglu --swiglu")
 
@@ -288,6 +295,6 @@ def test_what_changes_nothing_is_noted(flags: str, words: str) -> None:
 def test_without_experts_their_flags_change_nothing() -> None:
     words = BASE.replace(" --num-experts 8", "").split()
     found = parse([*words, "--moe-router-topk", "4", "--moe-expert-capacity-factor", "2"], 1)
-    assert found.model.num_experts == 0
+    assert found.model.experts.num_experts == 0
     assert found.model == parse(words, 1).model
     assert sum("changes nothing" in note for note in found.notes) == 2

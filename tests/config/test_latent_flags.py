@@ -1,15 +1,14 @@
 """Flags of multi-latent attention and of the scaling of RoPE: what they become, what is refused."""
 
 import math
-from dataclasses import asdict
 
 import pytest
 from command_lines import with_flags
 
+from megatron.checkpoint.saved_model import differences, stored
 from megatron.config.command_line import parse
-from megatron.config.model_words import differences, model_flags
 from megatron.layers.recompute import Recomputation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 BASE = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "
@@ -19,7 +18,7 @@ BASE = (
 LATENT = "--multi-latent-attention --position-embedding-type rope"
 
 
-def model(flags: str) -> ModelConfig:
+def model(flags: str) -> ModelSettings:
     return parse(with_flags(BASE.split(), flags.split()), 1).model
 
 
@@ -35,11 +34,11 @@ def refusal(flags: str) -> str:
 
 def test_defaults_are_those_of_megatron_core() -> None:
     found = model(LATENT)
-    assert found.q_lora_rank is None
-    widths = found.qk_head_dim, found.qk_pos_emb_head_dim, found.v_head_dim
-    assert (found.kv_lora_rank, *widths) == (32, 128, 64, 128)
-    assert (found.kv_channels, found.num_query_groups) == (192, 8)
-    assert (found.rope_type, model("").rope_type) == ("yarn", "rope")
+    assert found.latent.q_lora_rank is None
+    widths = found.latent.qk_head_dim, found.latent.qk_pos_emb_head_dim, found.latent.v_head_dim
+    assert (found.latent.kv_lora_rank, *widths) == (32, 128, 64, 128)
+    assert (found.attention.kv_channels, found.attention.num_query_groups) == (192, 8)
+    assert (found.rope_scaling.rope_type, model("").rope_scaling.rope_type) == ("yarn", "rope")
 
 
 @pytest.mark.parametrize("kind", ["rope", "yarn"])
@@ -64,11 +63,9 @@ def test_scores_are_scaled_as_megatron_core_does(kind: str) -> None:
 )
 def test_the_flags_of_a_saved_model_make_that_model(flags: str) -> None:
     found = model(f"{LATENT} {flags}")
-    words = [
-        word for option, values in model_flags(asdict(found)).items() for word in (option, *values)
-    ]
+    words = [word for option, values in found.flags().items() for word in (option, *values)]
     assert parse(with_flags(BASE.split(), words), 1).model == found
-    assert differences(asdict(found), asdict(found)) == []
+    assert differences(stored(found), found) == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +111,12 @@ def test_a_flag_without_an_effect_is_told(flags: str, flag: str) -> None:
 
 def test_yarn_of_megatron_core_is_read() -> None:
     found = model("--position-embedding-type yarn --yarn-rotary-scaling-factor 32")
-    assert (found.position_embedding_type, found.rope_type) == ("rope", "yarn")
-    assert found.rotary_scaling_factor == 32
-    assert model(f"{LATENT} --qk-nope-head-dim 8 --qk-rope-head-dim 4").kv_channels == 12
+    assert (found.positions.position_embedding_type, found.rope_scaling.rope_type) == (
+        "rope",
+        "yarn",
+    )
+    assert found.rope_scaling.rotary_scaling_factor == 32
+    assert model(f"{LATENT} --qk-nope-head-dim 8 --qk-rope-head-dim 4").attention.kv_channels == 12
 
 
 def test_heads_can_be_made_again() -> None:

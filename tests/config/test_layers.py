@@ -1,14 +1,14 @@
 """The flags of windows, patterns of layers and factors: what they mean, and what is wrong."""
 
-from typing import Any
-
 import pytest
 from command_lines import with_flags
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.config.command_line import parse, read
-from megatron.config.layer_patterns import parse_pattern, parse_window, words_of_pattern
+from megatron.layers.patterns import LayerPattern
+from megatron.layers.settings import read_window
+from megatron.model.settings import ModelSettings
 
 BASE = (
     "--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
@@ -16,19 +16,19 @@ BASE = (
 )
 
 
-def model(flags: str) -> Any:
+def model(flags: str) -> ModelSettings:
     return parse(with_flags(BASE.split(), flags.split()), 1, speak=False).model
 
 
 @pytest.mark.parametrize(("words", "window"), [("4,0", 4), ("(128, 0)", 128), ("0,0", 0)])
 def test_a_window_is_the_number_of_earlier_positions(words: str, window: int) -> None:
-    assert parse_window(words) == window
+    assert read_window(words) == window
 
 
 @pytest.mark.parametrize("words", ["4", "4,4", "a,0", "4,0,0", "", "-1,0"])
 def test_what_is_no_window_of_a_gpt(words: str) -> None:
-    with pytest.raises(ValueError, match="--window-size"):
-        parse_window(words)
+    with pytest.raises(ValueError, match="give"):
+        read_window(words)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,13 @@ def test_what_is_no_window_of_a_gpt(words: str) -> None:
 def test_a_pattern_is_a_number_or_a_list_as_in_megatron(
     words: str, last: int, pattern: tuple[int, ...]
 ) -> None:
-    assert parse_pattern("--pattern", words, last, num_layers=6) == pattern
+    own = LayerPattern.read(words)
+    assert own.fault(6) is None
+    repeated = pattern * 6
+    assert tuple(own.entry(layer, last) for layer in range(6)) == repeated[:6]
+
+
+OPTION = "--window-attn-skip-freq"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +77,8 @@ def test_a_pattern_is_a_number_or_a_list_as_in_megatron(
     ],
 )
 def test_what_is_no_pattern_of_six_layers(words: str) -> None:
-    with pytest.raises(ValueError, match="--pattern"):
-        parse_pattern("--pattern", words, 0, num_layers=6)
+    [mistake] = read(with_flags(BASE.split(), ["--window-size", "2,0", OPTION, words]), 1).mistakes
+    assert mistake.startswith(OPTION)
 
 
 def test_every_second_layer_sees_all() -> None:
@@ -80,26 +86,26 @@ def test_every_second_layer_sees_all() -> None:
     assert [gemma.window_of(layer) for layer in range(6)] == [8, None, 8, None, 8, None]
     assert [model("--window-size 8,0").window_of(layer) for layer in range(6)] == [8] * 6
     nope = model("--position-embedding-type rope --no-rope-freq 3")
-    assert [nope.rotates(layer) for layer in range(6)] == [True, True, False] * 2
+    assert [nope.positions.rotates(layer) for layer in range(6)] == [True, True, False] * 2
 
 
 def test_factors_may_follow_from_sizes() -> None:
-    assert model("--query-pre-attn-scalar 25").softmax_scale == 0.2
-    assert model("--softmax-scale 0.3").softmax_scale == 0.3
-    assert model("").softmax_scale is None
-    assert model("--scale-embeddings-by-hidden-size").embedding_multiplier == 8
-    assert model("--embedding-multiplier 12").embedding_multiplier == 12
+    assert model("--query-pre-attn-scalar 25").attention.softmax_scale == 0.2
+    assert model("--softmax-scale 0.3").attention.softmax_scale == 0.3
+    assert model("").attention.softmax_scale is None
+    assert model("--scale-embeddings-by-hidden-size").vocabulary.embedding_multiplier == 8
+    assert model("--embedding-multiplier 12").vocabulary.embedding_multiplier == 12
 
 
 def test_a_gated_gelu_is_as_wide_as_swiglu() -> None:
-    assert model("--geglu").ffn_hidden_size == model("--swiglu").ffn_hidden_size
-    assert model("--geglu").activation == "geglu"
+    assert model("--geglu").mlp.ffn_hidden_size == model("--swiglu").mlp.ffn_hidden_size
+    assert model("--geglu").mlp.function == "geglu"
 
 
 def test_further_tokens_are_predicted_as_megatron_says() -> None:
-    assert model("").mtp_num_layers == 0
+    assert model("").further.mtp_num_layers == 0
     deep = model("--mtp-num-layers 2 --position-embedding-type rope")
-    assert (deep.mtp_num_layers, deep.mtp_loss_scaling_factor) == (2, 0.1)
+    assert (deep.further.mtp_num_layers, deep.further.mtp_loss_scaling_factor) == (2, 0.1)
     assert deep.embeds_at_both_ends
 
 
@@ -156,12 +162,21 @@ def test_what_changes_nothing_is_noted(flags: str, told: str) -> None:
     ],
 )
 def test_a_long_pattern_has_short_words(pattern: list[int], words: str) -> None:
-    assert words_of_pattern(pattern) == words
+    assert str(LayerPattern(listed=tuple(pattern))) == words
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.integers(1, 6))
 def test_the_words_of_a_pattern_are_read_as_the_pattern(entries: list[int], times: int) -> None:
-    pattern = tuple(entries * times)
-    words = words_of_pattern(pattern)
-    assert parse_pattern("--pattern", words, 0, num_layers=len(pattern)) == pattern
-    assert len(words) <= len(str(list(pattern)))
+    pattern = LayerPattern(listed=tuple(entries * times))
+    words = str(pattern)
+    assert LayerPattern.read(words) == pattern
+    assert len(words) <= len(str(list(pattern.listed)))
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.integers(0, 1), st.booleans())
+def test_the_shortest_pattern_has_the_same_entries(
+    entries: list[int], last: int, first: bool
+) -> None:
+    pattern = LayerPattern.of(entries, last, first)
+    assert [pattern.entry(i, last, first) for i in range(len(entries))] == entries
+    assert pattern.fault(len(entries)) is None

@@ -1,6 +1,5 @@
 """A model's flags and its fields say the same, both ways; --use-checkpoint-args reads them."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.common import COMMON
+from megatron.checkpoint.saved_model import differences, read_model, stored
 from megatron.config.command_line import parse, read
-from megatron.config.model_words import differences, model_flags
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import whole
 from megatron.parallel.groups import ConnectedAxis
 
@@ -75,7 +74,7 @@ def first_flag(option: str) -> str:
     return first.replace("--disable-bias-linear", "--num-experts")
 
 
-def model_of(words: list[str]) -> ModelConfig:
+def model_of(words: list[str]) -> ModelSettings:
     return parse([*RUN, *words], 1, speak=False).model
 
 
@@ -83,23 +82,26 @@ def model_of(words: list[str]) -> ModelConfig:
 @given(st.lists(st.sampled_from(OPTIONS), unique_by=first_flag))
 def test_the_flags_of_a_model_make_that_model(options: list[str]) -> None:
     model = model_of([*MODEL.split(), *" ".join(options).split()])
-    flags = model_flags(asdict(model))
+    flags = model.flags()
     assert model_of([word for option, words in flags.items() for word in (option, *words)]) == model
-    assert differences(asdict(model), asdict(model)) == []
+    assert differences(stored(model), model) == []
 
 
 def test_fields_that_this_version_does_not_know_are_left_out() -> None:
-    known = asdict(model_of(MODEL.split()))
-    assert model_flags({**known, "experts": 8}) == model_flags(known)
+    model = model_of(MODEL.split())
+    saved = {**stored(model), "width_of_nothing": 8}
+    assert read_model(saved, passes_over_unknown=True) == model
+    with pytest.raises(ValueError, match="width_of_nothing, which this version does not know"):
+        read_model(saved)
 
 
 def test_models_differ_by_flags_that_decide_the_weights() -> None:
-    one = asdict(model_of(MODEL.split()))
+    one = stored(model_of(MODEL.split()))
     other = f"{MODEL} --swiglu --untie-embeddings-and-output-weights --attention-dropout 0"
-    told = differences(one, asdict(model_of(f"{other} --group-query-attention".split())))
+    told = differences(one, model_of(f"{other} --group-query-attention".split()))
     assert told == [
-        "--ffn-hidden-size 128 there, --ffn-hidden-size 64 here",
         "no --group-query-attention there, --group-query-attention --num-query-groups 1 here",
+        "--ffn-hidden-size 128 there, --ffn-hidden-size 64 here",
         "no --swiglu there, --swiglu here",
         "no --untie-embeddings-and-output-weights there, "
         "--untie-embeddings-and-output-weights here",
@@ -107,16 +109,16 @@ def test_models_differ_by_flags_that_decide_the_weights() -> None:
 
 
 def test_a_flag_that_is_not_given_is_told_as_such() -> None:
-    one = asdict(model_of([*MODEL.split(), "--window-size", "4,0", "--softmax-scale", "0.5"]))
-    assert differences(one, asdict(model_of(MODEL.split()))) == [
+    one = stored(model_of([*MODEL.split(), "--window-size", "4,0", "--softmax-scale", "0.5"]))
+    assert differences(one, model_of(MODEL.split())) == [
         "--window-size 4,0 there, no --window-size here",
         "--softmax-scale 0.5 there, no --softmax-scale here",
     ]
 
 
-def save(root: Path, iteration: int, model: ModelConfig) -> None:
+def save(root: Path, iteration: int, model: ModelSettings) -> None:
     tensors = {"weight.a": BoxedTensor(torch.ones(2), (2,), whole((2,)))}
-    storage.write(root, iteration, tensors, {"model": asdict(model)}, ALONE)
+    storage.write(root, iteration, tensors, {"model": stored(model)}, ALONE)
 
 
 def test_the_checkpoint_gives_the_flags_that_the_line_does_not(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_the_checkpoint_gives_the_flags_that_the_line_does_not(tmp_path: Path) -
     assert "is read as --num-layers 2 --hidden-size 32" in note
     assert note.endswith(f"from {folder.folder_of(tmp_path, 10)}")
     own = parse([*RUN, *use, "--attention-dropout", "0.5", "--seq-length", "8"], 1, speak=False)
-    assert own.model.attention_dropout == 0.5
+    assert own.model.attention.attention_dropout == 0.5
     assert own.model.seq_length == 8
 
 
@@ -155,8 +157,8 @@ def test_a_job_that_starts_again_gives_the_flags_of_its_first_start(
 def test_a_given_flag_counts_against_a_saved_one_that_excludes_it(tmp_path: Path) -> None:
     save(tmp_path, 10, model_of([*MODEL.split(), "--swiglu"]))
     use = [*RUN, "--load", str(tmp_path), "--use-checkpoint-args"]
-    assert parse([*use, "--geglu"], 1, speak=False).model.activation == "geglu"
-    assert parse(use, 1, speak=False).model.activation == "swiglu"
+    assert parse([*use, "--geglu"], 1, speak=False).model.mlp.function == "geglu"
+    assert parse(use, 1, speak=False).model.mlp.function == "swiglu"
 
 
 def test_of_several_checkpoints_it_is_the_one_that_is_loaded(tmp_path: Path) -> None:

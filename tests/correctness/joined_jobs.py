@@ -13,6 +13,7 @@ from megatron.config.run_config import RunConfig
 from megatron.parallel.turns import Turns
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
+from megatron.schedules.settings import PairSettings
 
 WAITING = Costs(
     {"F": 2.0, "B": 2.0, "W": 1.0, "S": 0.25, "T": 0.25, "IF": 0.0, "IB": 0.0},
@@ -41,8 +42,8 @@ def config_of(
     job: Job, layout: Layout, *, overlap: bool, dtype: torch.dtype = torch.float32
 ) -> RunConfig:
     config = job.config(layout, dtype)
-    experts = replace(config.parallel.experts, overlap=overlap)
-    return replace(config, parallel=replace(config.parallel, experts=experts))
+    pairs = PairSettings(overlap_moe_expert_parallel_comm=overlap)
+    return replace(config, parallel=replace(config.parallel, pairs=pairs))
 
 
 @contextmanager

@@ -182,8 +182,8 @@ def train_on_rank(
 
     vars(state.pipeline)["train"] = watched
     loader, evaluation_loader = (
-        ListLoader(batches, replica, kept, config.model.mtp_num_layers),
-        ListLoader(evaluation_batches, replica, kept, config.model.mtp_num_layers),
+        ListLoader(batches, replica, kept, config.model.further.mtp_num_layers),
+        ListLoader(evaluation_batches, replica, kept, config.model.further.mtp_num_layers),
     )
     step = make_train_step(config.optimizer, state, config.log)
     for iteration in range(len(batches)):

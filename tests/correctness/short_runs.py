@@ -13,7 +13,7 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
-from megatron.config.expert_ranks import ExpertRanks
+from megatron.checkpoint.saved_model import read_model
 from megatron.config.log import LogConfig
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
@@ -21,12 +21,12 @@ from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.config import OptimizerConfig
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
+from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -208,12 +208,14 @@ class Job:
         alike = layout.replicas * layout.context
         redistributed = TREATMENTS[layout.vocabulary].redistributed
         return RunConfig(
-            model=ModelConfig(
-                **dataclasses.asdict(self.options),
-                seq_length=self.sequence,
-                attention_dropout=self.dropout,
-                hidden_dropout=self.dropout,
-                init_method_std=self.init_method_std,
+            model=read_model(
+                dataclasses.asdict(self.options)
+                | {
+                    "seq_length": self.sequence,
+                    "attention_dropout": self.dropout,
+                    "hidden_dropout": self.dropout,
+                    "init_method_std": self.init_method_std,
+                }
             ),
             parallel=ParallelConfig(
                 pipeline_size=layout.ranks,
@@ -234,7 +236,7 @@ class Job:
                 recompute_ahead=layout.recompute_ahead,
                 offloaded=layout.offloaded,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
-                experts=ExpertRanks(layout.experts, layout.expert_tensor, layout.dispatcher),
+                experts=ExpertRankSettings(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaConfig(
                     alike,
                     layout.overlap,

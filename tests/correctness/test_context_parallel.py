@@ -137,7 +137,7 @@ def test_evaluations_and_hidden_dropout_are_those_of_one_rank(
         by_rank: list[RankRun] = ranks.run(
             train_on_rank,
             layout.world_size,
-            config=replace(config, model=replace(config.model, attention_dropout=0.0)),
+            config=replace(config, model=config.model.replaced(attention_dropout=0.0)),
             batches=own.batches(),
             evaluation_batches=own.batches(seed=1),
             evaluate_after=(1,),

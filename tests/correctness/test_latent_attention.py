@@ -35,7 +35,7 @@ from megatron.layers.recompute import Recomputation
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.parallel.tensor import TensorParallel
 
 LITE = GPTOptions(num_layers=4, vocab_size=37, **LIKE["deepseek v2 lite"])
@@ -151,7 +151,7 @@ FAULTS: dict[str, tuple[Layout, object, str, object]] = {
         NotSummed.apply,
     ),
     "halves": (Layout(1, "none"), RotaryEmbedding, "__call__", halves),
-    "scale": (Layout(1, "none"), ModelConfig, "score_scale", None),
+    "scale": (Layout(1, "none"), ModelSettings, "score_scale", None),
 }
 
 

@@ -82,7 +82,7 @@ def states(config: RunConfig, groups: Groups, chunks: int) -> list[TrainState]:
 
 def trained(state: TrainState, config: RunConfig, job: Job) -> tuple[float, Pieces]:
     """The rank's part of the loss and the gradients of two iterations together."""
-    groups, depths = state.groups, config.model.mtp_num_layers
+    groups, depths = state.groups, config.model.further.mtp_num_layers
     kept = kept_tokens(config, groups.context.rank)
     own = ListLoader(job.batches(), groups.replica, kept, depths).next_batch()
     batch = to_device(own, CPU, torch.promote_types(config.train.dtype, torch.float32))

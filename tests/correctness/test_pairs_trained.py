@@ -105,8 +105,8 @@ def delaying(*, delays: bool) -> RunConfig:
     """A run with pairs under a schedule that does not split the backward by itself."""
     layout = Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")
     config = config_of(UNCLIPPED, layout, overlap=True)
-    experts = replace(config.parallel.experts, delays_weights=delays)
-    config = replace(config, parallel=replace(config.parallel, experts=experts))
+    pairs = replace(config.parallel.pairs, delay_wgrad_compute=delays)
+    config = replace(config, parallel=replace(config.parallel, pairs=pairs))
     plan = make_run_plan(config).plan
     assert plan.pairs
     assert plan.split_backward == delays

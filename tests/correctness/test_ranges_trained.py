@@ -13,25 +13,19 @@ from correctness.rank_runs import RankRun, train_on_rank
 from harness.rank_pool import RankError, RankPool
 from reference.plain_loss import RandomMicrobatch
 
-from megatron.config.balancing import BalancingFlags
 from megatron.config.command_line import parse
 from megatron.config.eight_bits import EightBitFlags
-from megatron.config.experts import ExpertFlags
-from megatron.config.latent_attention import LatentFlags
-from megatron.config.layers import LayerFlags
-from megatron.config.model import ModelFlags
+from megatron.config.experts import UpcyclingFlags
+from megatron.config.model import MODEL_GROUPS
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.precision import PrecisionFlags
-from megatron.config.rope_scaling import RopeScalingFlags
 from megatron.flags.groups import declarations
+from megatron.parallel.settings import ExpertRankSettings
 
 _GROUPS: Final = (
-    ModelFlags,
-    LayerFlags,
-    LatentFlags,
-    RopeScalingFlags,
-    ExpertFlags,
-    BalancingFlags,
+    *MODEL_GROUPS,
+    UpcyclingFlags,
+    ExpertRankSettings,
     PrecisionFlags,
     EightBitFlags,
     OptimizerFlags,

@@ -41,7 +41,7 @@ SHARED = Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True, recomputation=PA
 def test_layouts_draw_the_same_numbers(noise: str, layout: Layout, ranks: RankPool) -> None:
     def run(layout: Layout, **fields: Any) -> list[RankRun]:
         config = JOB.config(layout)
-        config = replace(config, model=replace(config.model, **fields))
+        config = replace(config, model=config.model.replaced(**fields))
         runs: list[RankRun] = ranks.run(
             train_on_rank, layout.world_size, config=config, batches=JOB.batches()
         )

@@ -1,6 +1,5 @@
 """Small models for tests that ask for shapes and bytes: sizes, and a whole model on one device."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -8,15 +7,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.planning.count.recorder import ONLY_IN_PLACE
 
 ROWS: Final = 128
 """Of the vocabulary's matrix, padding included."""
 
-GPT: Final = ModelConfig(
+GPT: Final = ModelSettings.of(
     num_layers=2,
     hidden_size=64,
     ffn_hidden_size=256,
@@ -29,14 +28,13 @@ GPT: Final = ModelConfig(
 )
 
 
-def llama_of(gpt: ModelConfig, **options: Any) -> ModelConfig:
+def llama_of(gpt: ModelSettings, **options: Any) -> ModelSettings:
     """Return a Llama of the same sizes with two groups of queries, and perhaps other options."""
-    return replace(
-        gpt,
+    return gpt.replaced(
         num_query_groups=2,
         position_embedding_type="rope",
         normalization="RMSNorm",
-        swiglu=True,
+        activation="swiglu",
         add_bias_linear=False,
         tie_embeddings=False,
         **options,
@@ -47,7 +45,7 @@ LLAMA: Final = llama_of(GPT)
 
 
 def whole_model(
-    config: ModelConfig,
+    config: ModelSettings,
     site: Site,
 ) -> RankModel:
     """Return all layers and embeddings on one device, with sums of gradients.

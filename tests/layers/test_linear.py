@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -21,13 +20,13 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
-from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 
 CPU = torch.device("cpu")
-GPT = ModelConfig(
+GPT = ModelSettings.of(
     num_layers=1,
     hidden_size=32,
     ffn_hidden_size=80,
@@ -41,34 +40,33 @@ GPT = ModelConfig(
     hidden_dropout=0.0,
     init_method_std=0.3,
 )
-LLAMA = replace(
-    GPT,
+LLAMA = GPT.replaced(
     num_query_groups=2,
     position_embedding_type="rope",
     normalization="RMSNorm",
-    swiglu=True,
+    activation="swiglu",
     qk_layernorm=True,
     add_bias_linear=False,
 )
-DROPOUT = replace(GPT, attention_dropout=0.2, hidden_dropout=0.2)
+DROPOUT = GPT.replaced(attention_dropout=0.2, hidden_dropout=0.2)
 MODELS = {"gpt": GPT, "llama": LLAMA, "dropout": DROPOUT}
 
 Work = Callable[[], None]
 
 
-def make_layer(config: ModelConfig, dtype: torch.dtype) -> tuple[TransformerLayer, Bucket]:
+def make_layer(config: ModelSettings, dtype: torch.dtype) -> tuple[TransformerLayer, Bucket]:
     layer = TransformerLayer(config, 0, Site(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
     return layer, Bucket(entries(layer.named_parameters()), kernels_for(CPU, dtype))
 
 
-def draw_batch(config: ModelConfig, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
+def draw_batch(config: ModelSettings, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
     shape = (batch, config.seq_length, config.hidden_size)
     return [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
 
 
-def backwards(layer: TransformerLayer, config: ModelConfig, batch: list[Tensor]) -> list[Tensor]:
+def backwards(layer: TransformerLayer, config: ModelSettings, batch: list[Tensor]) -> list[Tensor]:
     """Run F and B of every microbatch; return the gradients of the inputs."""
     rope = RotaryEmbedding(8, 16, 1.0, 10000, CPU) if config is LLAMA else None
     gradients = []

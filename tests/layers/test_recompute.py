@@ -19,7 +19,7 @@ from megatron.layers.recompute import PARTS, Again, Recomputation
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 
 CPU = torch.device("cpu")
@@ -100,18 +100,28 @@ def repeated_flops(kind: str, way: Recomputation, dropout: float = 0.0) -> int:
     return sum(map(len, groups)) * linear_flops(kind) - len(groups) * spared
 
 
-def model_of(dropout: float = 0.0, **options: Any) -> ModelConfig:
-    return ModelConfig(
-        LAYERS, 32, 64, 4, 4, 8, 16, 16, 50, attention_dropout=dropout, hidden_dropout=dropout,
+def model_of(dropout: float = 0.0, **options: Any) -> ModelSettings:
+    return ModelSettings.of(
+        num_layers=LAYERS,
+        hidden_size=32,
+        ffn_hidden_size=64,
+        num_attention_heads=4,
+        num_query_groups=4,
+        kv_channels=8,
+        seq_length=16,
+        max_position_embeddings=16,
+        vocab_size=50,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
         **options,
-    )  # fmt: skip
+    )
 
 
 class Chunk:
     """Layers with random weights, whose gradients of weights may be left for later."""
 
     def __init__(
-        self, model: ModelConfig, recomputation: Recomputation, dtype: torch.dtype, split: bool
+        self, model: ModelSettings, recomputation: Recomputation, dtype: torch.dtype, split: bool
     ) -> None:
         kernels = ReferenceKernels()
         site = Site(CPU, dtype, recomputation=recomputation, given_kernels=kernels)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,16 +18,16 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.layers.seeds import stable_seed
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import Defer, defer_weight_gradients
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.parallel.box import Box, check_tiling
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 CPU = torch.device("cpu")
-GPT = ModelConfig(
+GPT = ModelSettings.of(
     num_layers=2,
     hidden_size=24,
     ffn_hidden_size=40,
@@ -41,20 +41,18 @@ GPT = ModelConfig(
     hidden_dropout=0.2,
     init_method_std=0.3,
 )
-LLAMA = replace(
-    GPT,
+LLAMA = GPT.replaced(
     num_attention_heads=8,
     position_embedding_type="rope",
     normalization="RMSNorm",
-    swiglu=True,
+    activation="swiglu",
     qk_layernorm=True,
     add_bias_linear=False,
     hidden_dropout=0.0,
 )
-QWEN = replace(
-    GPT,
+QWEN = GPT.replaced(
     position_embedding_type="rope",
-    squared_relu=True,
+    activation="squared_relu",
     qk_layernorm=True,
     add_qkv_bias=True,
     add_bias_linear=False,
@@ -111,7 +109,7 @@ def random_tensor(name: str, shape: Sequence[int]) -> Tensor:
 
 
 def build(
-    config: ModelConfig, placement: Placement, dtype: torch.dtype, tensor: TensorParallel = ALONE
+    config: ModelSettings, placement: Placement, dtype: torch.dtype, tensor: TensorParallel = ALONE
 ) -> RankModel:
     """A stage with weights, none of them 0 or 1, that do not depend on the number of ranks."""
     model = RankModel(config, placement, Site(CPU, dtype, tensor=tensor))
@@ -126,7 +124,7 @@ def build(
 
 
 def run_stage(
-    config: ModelConfig,
+    config: ModelSettings,
     placement: Placement,
     dtype: torch.dtype,
     backward: Backward = "fused",

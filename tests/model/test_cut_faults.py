@@ -1,13 +1,11 @@
 """What does not cut evenly is told with its flag; what is told cannot be built."""
 
-from dataclasses import replace
-
 import pytest
 
-from megatron.model.config import ModelConfig
 from megatron.model.cut_faults import faults_of_cut
+from megatron.model.settings import ModelSettings
 
-CONFIG = ModelConfig(
+CONFIG = ModelSettings.of(
     num_layers=2,
     hidden_size=96,
     ffn_hidden_size=360,
@@ -27,16 +25,16 @@ CONFIG = ModelConfig(
         (CONFIG, 6, []),
         (CONFIG, 4, ["--seq-length 30"]),
         (CONFIG, 5, ["--num-attention-heads 12"]),
-        (replace(CONFIG, num_query_groups=3), 3, []),
-        (replace(CONFIG, num_query_groups=3), 6, ["--num-query-groups 3"]),
+        (CONFIG.replaced(num_query_groups=3), 3, []),
+        (CONFIG.replaced(num_query_groups=3), 6, ["--num-query-groups 3"]),
         (
-            replace(CONFIG, num_query_groups=2, ffn_hidden_size=90),
+            CONFIG.replaced(num_query_groups=2, ffn_hidden_size=90),
             4,
             ["--num-query-groups 2", "--ffn-hidden-size 90", "--seq-length 30"],
         ),
     ],
 )
-def test_every_uneven_cut_is_told(config: ModelConfig, ranks: int, flags: list[str]) -> None:
+def test_every_uneven_cut_is_told(config: ModelSettings, ranks: int, flags: list[str]) -> None:
     messages = list(faults_of_cut(config, ranks, sequence_parallel=True))
     expected = [f"--tensor-model-parallel-size {ranks} does not divide {flag}:" for flag in flags]
     assert [message.partition(":")[0] + ":" for message in messages] == expected

@@ -1,7 +1,6 @@
 """A transformer layer whose norms Transformer Engine rounds, beside one that rounds them later."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -21,10 +20,10 @@ from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
 from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.init import init_layer
 from megatron.model.ownership import owned_by
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
@@ -37,7 +36,7 @@ SIZES: dict[str, Any] = {
     "seq_length": 32,
     "init_method_std": 0.1,
 }
-SMALL, GATED = replace(GPT, **SIZES), replace(LLAMA, **SIZES)
+SMALL, GATED = GPT.replaced(**SIZES), LLAMA.replaced(**SIZES)
 ITERATIONS, MICROBATCHES = 2, 2
 
 
@@ -59,7 +58,7 @@ class Calls:
 
 
 def train(
-    config: ModelConfig,
+    config: ModelSettings,
     dtype: torch.dtype,
     recomputation: Recomputation = NO_RECOMPUTATION,
     *,
@@ -79,7 +78,9 @@ def train(
     )
     later: list[Callable[[], None]] = []
     defer_weight_gradients(layer, later.append if split else None)
-    rope = RotaryEmbedding(16, 32, 1.0, 10000, CPU) if config.add_bias_linear is False else None
+    rope = (
+        RotaryEmbedding(16, 32, 1.0, 10000, CPU) if config.block.add_bias_linear is False else None
+    )
     found: dict[str, Tensor] = {}
     for iteration in range(ITERATIONS):
         narrow.begin(training=True)
@@ -112,18 +113,18 @@ def one(
     ("config", "recomputation", "norms"),
     [
         (SMALL, NO_RECOMPUTATION, 2),
-        (replace(GATED, apply_layernorm_1p=True), NO_RECOMPUTATION, 2),
+        (GATED.replaced(apply_layernorm_1p=True), NO_RECOMPUTATION, 2),
         full(GATED, Recomputation(group=1), 4),
         full(SMALL, Recomputation(parts=frozenset({"mlp", "core_attn"})), 1),
         full(SMALL, Recomputation(parts=frozenset({"layernorm"})), 0),
-        full(replace(SMALL, apply_residual_connection_post_layernorm=True), NO_RECOMPUTATION, 0),
-        full(replace(SMALL, parallel_attn=True), NO_RECOMPUTATION, 0),
+        full(SMALL.replaced(apply_residual_connection_post_layernorm=True), NO_RECOMPUTATION, 0),
+        full(SMALL.replaced(parallel_attn=True), NO_RECOMPUTATION, 0),
     ],
     ids=["GPT", "Llama", "all again", "MLP again", "norms again", "adds to normed", "parallel"],
 )
 @pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
 def test_a_layer_is_the_same(
-    config: ModelConfig,
+    config: ModelSettings,
     recomputation: Recomputation,
     norms: int,
     split: bool,
@@ -145,7 +146,7 @@ def test_a_layer_is_the_same(
 
 @pytest.mark.parametrize("config", [SMALL, full(GATED)], ids=["GPT", "Llama"])
 def test_in_16_bits_it_is_no_less_exact(
-    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    config: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rounding is left out. What that changes is less than what 8 bits cost."""
     with installed():

@@ -4,7 +4,6 @@ It is what joins the kernels that is tested: which gradient of a bias is formed 
 stream and a norm of it leave each other.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,13 +19,13 @@ from megatron.layers.recompute import Part, Recomputation
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import layer_spec
+from megatron.model.settings import ModelSettings
 
 pytest.importorskip("triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-GPT = ModelConfig(
+GPT = ModelSettings.of(
     num_layers=1,
     hidden_size=24,
     ffn_hidden_size=40,
@@ -42,15 +41,17 @@ GPT = ModelConfig(
 ROPE: dict[str, Any] = {"position_embedding_type": "rope", "normalization": "RMSNorm"}
 KINDS = {
     "gpt": GPT,
-    "llama": replace(GPT, swiglu=True, add_bias_linear=False, **ROPE),
-    "squared relu, half rotation": replace(GPT, squared_relu=True, rotary_percent=0.7, **ROPE),
-    "norms of heads": replace(GPT, qk_layernorm=True, rotary_interleaved=True, **ROPE),
-    "adds to the normed": replace(GPT, apply_residual_connection_post_layernorm=True),
-    "both branches at once": replace(GPT, parallel_attn=True, parallel_layernorm=True),
+    "llama": GPT.replaced(activation="swiglu", add_bias_linear=False, **ROPE),
+    "squared relu, half rotation": GPT.replaced(
+        activation="squared_relu", rotary_percent=0.7, **ROPE
+    ),
+    "norms of heads": GPT.replaced(qk_layernorm=True, rotary_interleaved=True, **ROPE),
+    "adds to the normed": GPT.replaced(apply_residual_connection_post_layernorm=True),
+    "both branches at once": GPT.replaced(parallel_attn=True, parallel_layernorm=True),
 }
 
 
-def results(config: ModelConfig, kernels: Kernels, *, split: bool, again: bool) -> list[Tensor]:
+def results(config: ModelSettings, kernels: Kernels, *, split: bool, again: bool) -> list[Tensor]:
     """Output, gradient of the input, and sums of the parameters' gradients."""
     generator = torch.Generator().manual_seed(1)
 

@@ -11,15 +11,15 @@ from torch import nn
 from megatron.layers.seeds import stable_seed
 from megatron.layers.site import Site
 from megatron.model import init
-from megatron.model.config import ModelConfig
 from megatron.model.init import BLOCK_ROWS, init_layer, initialise
 from megatron.model.ownership import OwnedParameter
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.parallel.box import Box, Piece, shard
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", "as a GPU", pytest.param("cuda", marks=needs_gpus)]
-CONFIG = ModelConfig(
+CONFIG = ModelSettings.of(
     num_layers=8,
     hidden_size=128,
     ffn_hidden_size=256,

@@ -1,7 +1,5 @@
 """What layers are made of follows from the configuration and from their place in the model."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from correctness.model_kinds import LIKE
@@ -10,21 +8,21 @@ from reference.plain_gpt import GPTOptions, parameter_shapes
 
 from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
-from megatron.model.config import ModelConfig
 from megatron.model.layer_spec import AttentionSpec, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 
 CPU = torch.device("cpu")
 
 
-def model(name: str) -> ModelConfig:
+def model(name: str) -> ModelSettings:
     options = GPTOptions(num_layers=4, **LIKE[name])
     return Job(options).config(Layout(1, "none")).model
 
 
-def attention(config: ModelConfig, layer: int) -> AttentionSpec:
+def attention(config: ModelSettings, layer: int) -> AttentionSpec:
     spec = layer_spec(config, layer).attention
     assert isinstance(spec, AttentionSpec)
     return spec
@@ -43,7 +41,7 @@ def test_local_layers_of_gemma_3_rotate_by_a_base_of_their_own() -> None:
     rotations = [layer_spec(gemma, layer).rotation for layer in range(4)]
     told = [(own.base, own.interpolation) for own in rotations if own is not None]
     assert told == [(100, 1), (100, 1), (1000, 2), (100, 1)]
-    wide = replace(gemma, window_size=gemma.seq_length)
+    wide = gemma.replaced(window_size=gemma.seq_length)
     assert attention(wide, 0).scores.window is None  # it hides nothing
     assert layer_spec(wide, 0).rotation == rotations[0]
 
@@ -60,17 +58,17 @@ def test_layers_that_rotate_alike_share_a_table() -> None:
 
 
 def test_a_window_that_hides_nothing_leaves_attention_to_the_fast_kernels() -> None:
-    config = replace(model("mistral"), window_size=9)
+    config = model("mistral").replaced(window_size=9)
     assert config.seq_length == 10
     assert attention(config, 0).scores.are_products
-    assert not attention(replace(config, window_size=8), 0).scores.are_products
+    assert not attention(config.replaced(window_size=8), 0).scores.are_products
 
 
 @pytest.mark.parametrize("name", LIKE)
 def test_layers_have_the_parameters_of_the_plain_model(name: str) -> None:
     config = model(name)
     layer = build_layer(config, 0, Site(CPU, torch.float32))
-    assert isinstance(layer, ParallelLayer) == config.parallel_attn
+    assert isinstance(layer, ParallelLayer) == config.block.parallel_attn
     prefix = "decoder.layers.0."
     expected = {
         name.removeprefix(prefix): shape

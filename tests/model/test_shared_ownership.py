@@ -1,7 +1,6 @@
 """Who owns what of a stage that ranks share: every element once, whatever the number of ranks."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,20 +10,19 @@ from model.shared_stage import GPT, LLAMA, QWEN, WHOLE
 from parallel.tensor_axis import without_groups
 
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.cut_faults import faults_of_cut
 from megatron.model.ownership import OwnedParameter
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.parallel.box import Box, check_tiling
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> tuple[ModelConfig, int, bool]:
+def configs(draw: st.DrawFn) -> tuple[ModelSettings, int, bool]:
     """A model that some ranks can share, their number, and whether they split the tokens."""
     size = draw(st.integers(1, 6))
     groups = size * draw(st.integers(1, 2))
-    config = replace(
-        draw(st.sampled_from([GPT, LLAMA, QWEN])),
+    config = draw(st.sampled_from([GPT, LLAMA, QWEN])).replaced(
         num_query_groups=groups,
         num_attention_heads=groups * draw(st.integers(1, 3)),
         kv_channels=draw(st.sampled_from([2, 6])),
@@ -38,7 +36,7 @@ def configs(draw: st.DrawFn) -> tuple[ModelConfig, int, bool]:
 
 
 def owned_by_rank(
-    config: ModelConfig, rank: int, size: int, split_tokens: bool, device: str = "cpu"
+    config: ModelSettings, rank: int, size: int, split_tokens: bool, device: str = "cpu"
 ) -> list[OwnedParameter]:
     tensor = without_groups(rank, size, split_tokens=split_tokens)
     site = Site(torch.device(device), torch.float32, tensor=tensor)
@@ -52,7 +50,7 @@ def owned_by_rank(
 
 @given(configs())
 def test_boxes_tile_every_tensor_and_start_from_the_same_numbers(
-    drawn: tuple[ModelConfig, int, bool],
+    drawn: tuple[ModelSettings, int, bool],
 ) -> None:
     config, size, split_tokens = drawn
     alone = {own.name: own for own in owned_by_rank(config, 0, 1, False)}
@@ -75,13 +73,13 @@ def test_gate_and_up_projection_are_cut_apart() -> None:
     fc1 = next(
         own for own in owned_by_rank(LLAMA, 1, 2, False) if own.name.endswith("linear_fc1.weight")
     )
-    f = LLAMA.ffn_hidden_size
+    f = LLAMA.mlp.ffn_hidden_size
     assert fc1.global_shape == (2 * f, LLAMA.hidden_size)
     assert [piece.box.start[0] for piece in fc1.pieces] == [f // 2, f + f // 2]
     assert [piece.box.shape[0] for piece in fc1.pieces] == [f // 2] * 2
 
 
-def names(config: ModelConfig, split_tokens: bool, what: str) -> set[str]:
+def names(config: ModelSettings, split_tokens: bool, what: str) -> set[str]:
     """The last parts of the names of the parameters that are partial, or copies, on rank 1 of 2."""
     owned = owned_by_rank(config, 1, 2, split_tokens, "meta")
     return {".".join(own.name.split(".")[-2:]) for own in owned if getattr(own, what)}
@@ -107,7 +105,7 @@ LLAMA_WHOLE = {f"{norm}.weight" for norm in NORMS} | QK_NORMS
     ],
 )
 def test_what_every_rank_holds_and_what_it_must_sum(
-    config: ModelConfig, split_tokens: bool, partial: set[str], copies: set[str]
+    config: ModelSettings, split_tokens: bool, partial: set[str], copies: set[str]
 ) -> None:
     assert names(config, split_tokens, "is_partial") == partial
     assert names(config, split_tokens, "is_copy") == copies

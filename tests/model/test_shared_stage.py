@@ -1,7 +1,5 @@
 """A stage that tensor-parallel ranks share computes what one rank computes alone."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from harness.rank_pool import RankPool
@@ -19,7 +17,7 @@ from model.shared_stage import (
     run_stage,
 )
 
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Relative and absolute. Outputs are about 1, gradients up to 100."""
@@ -29,7 +27,7 @@ MOST = [(2, True), (4, False), (4, True)]
 
 
 def shared(
-    ranks: RankPool, config: ModelConfig, size: int, split_tokens: bool, **settings: object
+    ranks: RankPool, config: ModelSettings, size: int, split_tokens: bool, **settings: object
 ) -> list[StageRun]:
     """The runs of all ranks, after a look at whether a split backward makes a difference."""
     settings = {"placement": WHOLE, "dtype": torch.float64} | settings
@@ -80,7 +78,7 @@ def test_a_layer_in_the_types_of_training(
     dtype: torch.dtype, size: int, split_tokens: bool, ranks: RankPool
 ) -> None:
     """bf16 is as near to float64 as one rank's own bf16."""
-    config = replace(LLAMA, hidden_dropout=0.2)
+    config = LLAMA.replaced(hidden_dropout=0.2)
     runs = shared(ranks, config, size, split_tokens, placement=MIDDLE, dtype=dtype)
     alone = run_stage(config, MIDDLE, dtype)
     if dtype in TOLERANCE:
@@ -103,7 +101,7 @@ def test_a_layer_in_the_types_of_training(
     ],
 )
 def test_a_sum_that_is_left_out_is_seen(
-    config: ModelConfig, split_tokens: bool, missed: set[str], ranks: RankPool
+    config: ModelSettings, split_tokens: bool, missed: set[str], ranks: RankPool
 ) -> None:
     """Without the sum over the tensor axis exactly the partial gradients are wrong."""
     runs = shared(ranks, config, 2, split_tokens)
@@ -122,7 +120,7 @@ def test_attention_drops_alike_with_and_without_sequence_parallelism(
     size: int, ranks: RankPool
 ) -> None:
     """It depends on the number of ranks, on nothing else of the layout."""
-    config = replace(GPT, attention_dropout=0.3)
+    config = GPT.replaced(attention_dropout=0.3)
     whole, split = (shared(ranks, config, size, on) for on in (False, True))
     for number in range(MICROBATCHES):
         torch.testing.assert_close(

@@ -1,7 +1,6 @@
 """What tensor-parallel ranks send for a layer and a microbatch, counted."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
-CONFIG = replace(GPT, hidden_dropout=0.1, attention_dropout=0.1)
+CONFIG = GPT.replaced(hidden_dropout=0.1, attention_dropout=0.1)
 WHOLE_BYTES = BATCH * CONFIG.seq_length * CONFIG.hidden_size * 4
 """Of one activation of all tokens in fp32."""
 

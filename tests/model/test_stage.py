@@ -1,6 +1,5 @@
 """The ranks' parts make the whole model: nothing missing, nothing twice but a tied copy."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,11 +161,8 @@ def chunked(
     dropout: float = 0.0,
 ) -> list[RankModel]:
     """The parts of a model with the vocabulary whole, with their weights, ready to train."""
-    config = replace(
-        Job(options).config(Layout(1, "none")).model,
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-    )
+    model = Job(options).config(Layout(1, "none")).model
+    config = model.replaced(hidden_dropout=dropout, attention_dropout=dropout)
     ranks = []
     for rank in range(1 + max(owner for owner, _ in stages)):
         placement = place(

@@ -16,7 +16,7 @@ from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 
 META = torch.device("meta")
@@ -25,20 +25,20 @@ BATCH = 2
 CONFIGS = {
     "dropout": GPT,
     "llama": LLAMA,
-    "qk norms": replace(LLAMA, qk_layernorm=True),
-    "GEGLU": replace(GPT, geglu=True, add_bias_linear=False),
-    "squared relu": replace(GPT, squared_relu=True),
-    "ALiBi": replace(GPT, position_embedding_type="alibi"),
-    "window": replace(GPT, window_size=8),
-    "capped scores": replace(GPT, attn_logit_softcapping=30.0),
-    "narrow heads": replace(GPT, kv_channels=12),
-    "multi-token prediction": replace(LLAMA, mtp_num_layers=1),
+    "qk norms": LLAMA.replaced(qk_layernorm=True),
+    "GEGLU": GPT.replaced(activation="geglu", add_bias_linear=False),
+    "squared relu": GPT.replaced(activation="squared_relu"),
+    "ALiBi": GPT.replaced(position_embedding_type="alibi"),
+    "window": GPT.replaced(window_size=8),
+    "capped scores": GPT.replaced(attn_logit_softcapping=30.0),
+    "narrow heads": GPT.replaced(kv_channels=12),
+    "multi-token prediction": LLAMA.replaced(mtp_num_layers=1),
     "wide RMSNorm": replace(LLAMA, hidden_size=16384),
 }
 
 
 def model_of(
-    config: ModelConfig,
+    config: ModelSettings,
     recomputation: Recomputation = NO_RECOMPUTATION,
     dtype: torch.dtype = torch.bfloat16,
     **options: Any,
@@ -54,7 +54,7 @@ def model_of(
 def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str], list[Tensor]]:
     """Return the operators of F, split B and W, and the output and the input's gradient."""
     config = model.config
-    depths = config.mtp_num_layers
+    depths = config.further.mtp_num_layers
     weight = next(model.chunks.parameters())
     shape = BATCH, config.seq_length, config.hidden_size
     x_bsh = torch.empty(shape, dtype=weight.dtype, device=META).requires_grad_()
@@ -80,7 +80,7 @@ def run(model: RankModel, documents: Documents | None = None) -> tuple[list[str]
 def test_a_model_without_values_has_shapes(name: str) -> None:
     config = CONFIGS[name]
     names, (y_bsh, grad_bsh) = run(model_of(config))
-    copies = 1 + config.mtp_num_layers
+    copies = 1 + config.further.mtp_num_layers
     assert y_bsh.shape == (copies * BATCH, config.seq_length, config.hidden_size)
     assert grad_bsh.shape == (BATCH, config.seq_length, config.hidden_size)
     assert y_bsh.is_meta
@@ -96,12 +96,12 @@ def test_attention_is_the_kernel_of_a_gpu() -> None:
 
 def test_documents_count_as_whole_samples_where_a_kernel_packs_them() -> None:
     documents, flash = _documents(GPT), "aten::_scaled_dot_product_flash_attention"
-    packed = replace(GPT, attention_dropout=0.0)
+    packed = GPT.replaced(attention_dropout=0.0)
     assert flash in run(model_of(packed), documents)[0]
     assert flash not in run(model_of(GPT), documents)[0], "no kernel packs and drops"
 
 
-def _documents(config: ModelConfig) -> Documents:
+def _documents(config: ModelSettings) -> Documents:
     first_bs = torch.zeros(BATCH, config.seq_length, dtype=torch.int64)
     first_bs[:, config.seq_length // 2 :] = config.seq_length // 2
     return Documents.of(first_bs, lambda tensor: tensor.to(META))

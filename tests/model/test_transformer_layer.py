@@ -10,12 +10,12 @@ from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.rope import RotaryEmbedding
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.init import init_layer
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 
 CPU = torch.device("cpu")
-GPT = ModelConfig(
+GPT = ModelSettings.of(
     num_layers=2,
     hidden_size=16,
     ffn_hidden_size=40,
@@ -29,26 +29,25 @@ GPT = ModelConfig(
     hidden_dropout=0.0,
     init_method_std=0.5,
 )
-LLAMA = replace(
-    GPT,
+LLAMA = GPT.replaced(
     num_query_groups=2,
     position_embedding_type="rope",
     normalization="RMSNorm",
-    swiglu=True,
+    activation="swiglu",
     qk_layernorm=True,
     add_bias_linear=False,
 )
-QWEN = replace(LLAMA, swiglu=False, squared_relu=True, add_qkv_bias=True, rotary_interleaved=True)
+QWEN = LLAMA.replaced(activation="squared_relu", add_qkv_bias=True, rotary_interleaved=True)
 
 
-def make_layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> TransformerLayer:
+def make_layer(config: ModelSettings, dtype: torch.dtype = torch.float64) -> TransformerLayer:
     layer = TransformerLayer(config, 0, Site(CPU, dtype))
     init_layer(layer, 0, config, seed=1)
     return layer
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
-def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) -> None:
+def test_both_branches_read_normed_and_add_to_the_stream(config: ModelSettings) -> None:
     layer = make_layer(config)
     for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
         assert isinstance(norm.weight, torch.Tensor)
@@ -61,7 +60,7 @@ def test_both_branches_read_normed_and_add_to_the_stream(config: ModelConfig) ->
 
 
 def test_gradients_of_the_whole_block() -> None:
-    layer = make_layer(replace(GPT, qk_layernorm=True, num_query_groups=2))
+    layer = make_layer(GPT.replaced(qk_layernorm=True, num_query_groups=2))
     x = torch.randn(1, 3, 16, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, (x,))
 
@@ -96,7 +95,7 @@ def test_parameters_have_megatrons_names_and_shapes() -> None:
 @pytest.mark.parametrize("which", ["hidden_dropout", "attention_dropout"])
 def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
     changes: dict[str, Any] = {which: 0.5}
-    layer = make_layer(replace(GPT, **changes))
+    layer = make_layer(GPT.replaced(**changes))
     x = torch.randn(2, 8, 16, dtype=torch.float64)
 
     def run(microbatch: int) -> torch.Tensor:
@@ -110,9 +109,9 @@ def test_dropout_follows_its_seed_and_stops_in_evaluation(which: str) -> None:
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA, QWEN], ids=["gpt", "llama", "qwen"])
-def test_bf16_stays_close_to_float64(config: ModelConfig) -> None:
+def test_bf16_stays_close_to_float64(config: ModelSettings) -> None:
     config = replace(config, init_method_std=0.1)
-    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU, interleaved=config.rotary_interleaved)
+    rope = RotaryEmbedding(4, 8, 1.0, 10000, CPU, interleaved=config.positions.rotary_interleaved)
     turning = ForwardPass(rope=rope)
     x = torch.randn(2, 8, 16).bfloat16()
     narrow_layer, wide_layer = (make_layer(config, t) for t in (torch.bfloat16, torch.float64))

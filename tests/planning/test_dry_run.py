@@ -47,8 +47,7 @@ def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") 
     options = GPTOptions(num_layers=24, vocab_size=64)
     job = Job(options, micro_batch_size=2, microbatches=8, iterations=1)
     made = job.config(Layout(ranks, vocabulary, schedule), torch.bfloat16)
-    model = replace(
-        made.model,
+    model = made.model.replaced(
         hidden_size=2048,
         ffn_hidden_size=8192,
         num_attention_heads=16,
@@ -89,7 +88,7 @@ def rank_figures(text: str) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
 def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
     run = config(vocabulary=vocabulary)
-    run = replace(run, model=replace(run.model, ffn_hidden_size=ffn))
+    run = replace(run, model=run.model.replaced(ffn_hidden_size=ffn))
     ranks = rank_figures(report(run))
     parameters = 24 * 2048 * (4 * 2048 + 2 * ffn) + 2 * 2048 * 256_000
     x = 2 * 2048 * 2048  # elements of X
@@ -227,7 +226,7 @@ def test_recomputation_is_proposed() -> None:
     run = config(4, "vocab-2", "gpipe")
     run = replace(
         run,
-        model=replace(run.model, seq_length=32768, max_position_embeddings=32768),
+        model=run.model.replaced(seq_length=32768, max_position_embeddings=32768),
         train=replace(run.train, micro_batch_size=1, global_batch_size=4),
     )
     text = report(run, "A100-40GB")
@@ -500,8 +499,7 @@ def test_ranks_that_share_every_sequence_need_less_time_and_memory_each() -> Non
 def test_no_figure_of_a_small_model_reads_zero() -> None:
     """Times are too short for seconds and memory too little for GiB."""
     run = config(2, "vocab-2", "auto")
-    model = replace(
-        run.model,
+    model = run.model.replaced(
         hidden_size=64,
         ffn_hidden_size=256,
         num_attention_heads=4,

@@ -68,7 +68,7 @@ def test_a_change_that_changes_nothing_or_cannot_be_is_left_out(own: str, left_o
     flags = own.replace("--squared-relu", "")
     run = run_of(flags)
     if own != flags:
-        run = replace(run, model=replace(run.model, swiglu=False, squared_relu=True))
+        run = replace(run, model=run.model.replaced(activation="squared_relu"))
     found = dict(holding_less(run))
     assert 0 < len(found) < len(CHANGES)
     assert not any(left_out in words for words in found)

@@ -29,7 +29,7 @@ def test_a_small_model_fits() -> None:
 def test_a_width_beyond_all_memory_is_refused(width: str) -> None:
     config = JOB.config(Layout(2, "vocab-2"))
     changes: dict[str, Any] = {width: 10**12}
-    wide = replace(config, model=replace(config.model, **changes))
+    wide = replace(config, model=config.model.replaced(**changes))
     if width == "vocab_size":
         wide = replace(wide, parallel=replace(wide.parallel, padded_vocab_size=10**12))
     flag = "--" + width.replace("_", "-")
@@ -40,7 +40,7 @@ def test_a_width_beyond_all_memory_is_refused(width: str) -> None:
 def test_a_microbatch_beyond_all_memory_is_refused() -> None:
     config = JOB.config(Layout(2, "none"))
     changes: dict[str, Any] = {"seq_length": 10**13, "position_embedding_type": "none"}
-    long = replace(config, model=replace(config.model, **changes))
+    long = replace(config, model=config.model.replaced(**changes))
     with pytest.raises(ValueError, match=r"^--micro-batch-size 1 and --seq-length 10{13}: with on"):
         check(long)
 
@@ -48,7 +48,7 @@ def test_a_microbatch_beyond_all_memory_is_refused() -> None:
 def test_of_an_uneven_pipeline_the_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first rank has the large vocabulary's matrix, which is tied to nothing here."""
     config = JOB.config(Layout(2, "none"))
-    model = replace(config.model, vocab_size=10**6, tie_embeddings=False)
+    model = config.model.replaced(vocab_size=10**6, tie_embeddings=False)
     parallel = replace(config.parallel, pipeline_size=3, padded_vocab_size=10**6)
     config = replace(config, model=model, parallel=parallel)
     monkeypatch.setattr(must_fit, "_memory", lambda _: 6 * 10**6 * model.hidden_size)

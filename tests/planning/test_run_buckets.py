@@ -87,7 +87,7 @@ def test_a_model_that_fits_no_machine_has_them_too() -> None:
         "ffn_hidden_size": 1 << 20,
         "kv_channels": 1 << 16,
     }
-    config = replace(config, model=replace(config.model, **wide))
+    config = replace(config, model=config.model.replaced(**wide))
     found = run_buckets(config, make_run_plan(config))
     assert sum(own.parameters for own in found) > 1 << 41
     for own in found:
@@ -105,7 +105,7 @@ def test_runs_that_differ_have_buckets_of_their_own() -> None:
         replace(config, parallel=replace(config.parallel, replicas=replace(replicas, buckets=9))),
         replace(config, parallel=replace(config.parallel, replicas=replace(replicas, size=4))),
         replace(config, optimizer=replace(config.optimizer, optimizer="muon")),
-        replace(config, model=replace(config.model, ffn_hidden_size=48)),
+        replace(config, model=config.model.replaced(ffn_hidden_size=48)),
     ):
         assert run_buckets(own, plan) != first
     assert [*map(id, run_buckets(config, plan))] == [*map(id, first)]

@@ -17,8 +17,9 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
-from megatron.model.config import ModelConfig
+from megatron.layers.patterns import LayerPattern
 from megatron.model.distribution import LayerDistribution
+from megatron.model.settings import ModelSettings
 from megatron.optimizer.config import OptimizerConfig
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
@@ -46,7 +47,7 @@ def config(
 ) -> RunConfig:
     redis = LayerDistribution("redis" if treatment == "redis" else "even")
     return RunConfig(
-        model=ModelConfig(
+        model=ModelSettings.of(
             num_layers=layers,
             hidden_size=512,
             ffn_hidden_size=2048,
@@ -151,10 +152,9 @@ def mixture(layers: str, distribution: LayerDistribution) -> RunConfig:
     run = config("1f1b", "vocab-2", layers=len(layers), distribution=distribution)
     return replace(
         run,
-        model=replace(
-            run.model,
+        model=run.model.replaced(
             num_experts=8,
-            moe_layer_pattern=tuple(map(int, layers)),
+            moe_layer_freq=LayerPattern(listed=tuple(map(int, layers))),
             moe_ffn_hidden_size=512,
             moe_router_topk=1,
         ),

@@ -23,13 +23,14 @@ from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad
+from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.layers.weight_gradients import defer_weight_gradients
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
 from megatron.parallel.groups import ConnectedAxis
@@ -43,17 +44,15 @@ Launches = list[tuple[str, int, int]]
 
 LLAMA: Final = llama_of(GPT, attention_dropout=0.0, hidden_dropout=0.0)
 
-MIXTURE: Final = replace(
-    LLAMA,
+MIXTURE: Final = LLAMA.replaced(
     num_experts=4,
     moe_ffn_hidden_size=32,
     moe_router_topk=2,
-    moe_aux_loss_coeff=0.01,
+    moe_aux_loss_coeff=(0.01,),
     moe_shared_expert_intermediate_size=16,
 )
 
-LATENTS: Final = replace(
-    LLAMA,
+LATENTS: Final = LLAMA.replaced(
     position_embedding_type="rope",
     multi_latent_attention=True,
     q_lora_rank=24,
@@ -62,20 +61,18 @@ LATENTS: Final = replace(
     qk_pos_emb_head_dim=8,
     v_head_dim=16,
     kv_channels=24,
-    num_query_groups=LLAMA.num_attention_heads,
+    num_query_groups=LLAMA.attention.num_attention_heads,
     qk_layernorm=True,
 )
 
-GPT_OSS: Final = replace(
-    MIXTURE,
-    swiglu=False,
-    quick_geglu=True,
+GPT_OSS: Final = MIXTURE.replaced(
+    activation="quick_geglu",
     activation_func_clamp_value=7.0,
     glu_linear_offset=1.0,
     add_bias_linear=True,
     softmax_type="learnable",
     window_size=8,
-    window_pattern=(1, 0),
+    window_attn_skip_freq=LayerPattern(listed=(1, 0)),
 )
 
 
@@ -90,7 +87,7 @@ class Case:
         dispatcher: brings tokens to experts that are spread over two ranks; ``None``: they are not.
     """
 
-    config: ModelConfig
+    config: ModelSettings
     dtype: torch.dtype = torch.bfloat16
     options: dict[str, Any] = field(default_factory=dict)
     dispatcher: Dispatcher | None = None
@@ -101,12 +98,12 @@ CASES: Final = {
     "gpt in fp32": Case(GPT, torch.float32),
     "llama": Case(LLAMA),
     "llama in fp32": Case(LLAMA, torch.float32),
-    "squared relu": Case(replace(GPT, squared_relu=True)),
-    "norms of queries and keys": Case(replace(LLAMA, qk_layernorm=True)),
-    "ALiBi": Case(replace(GPT, position_embedding_type="alibi", attention_dropout=0.0)),
-    "window": Case(replace(LLAMA, window_size=8)),
+    "squared relu": Case(GPT.replaced(activation="squared_relu")),
+    "norms of queries and keys": Case(LLAMA.replaced(qk_layernorm=True)),
+    "ALiBi": Case(GPT.replaced(position_embedding_type="alibi", attention_dropout=0.0)),
+    "window": Case(LLAMA.replaced(window_size=8)),
     "long rows": Case(replace(LLAMA, hidden_size=16384)),
-    "multi-token prediction": Case(replace(LLAMA, mtp_num_layers=1)),
+    "multi-token prediction": Case(LLAMA.replaced(mtp_num_layers=1)),
     "layers again": Case(GPT, options={"recomputation": Recomputation(group=1)}),
     "parts again": Case(
         LLAMA,
@@ -114,8 +111,8 @@ CASES: Final = {
     ),
     "wide stream": Case(LLAMA, options={"wide_stream": True}),
     "mixture": Case(MIXTURE),
-    "mixture in fp32": Case(replace(MIXTURE, moe_router_in_fp32=True), torch.float32),
-    "mixture with a wide router": Case(replace(MIXTURE, moe_router_in_fp32=True)),
+    "mixture in fp32": Case(MIXTURE.replaced(moe_router_in_fp32=True), torch.float32),
+    "mixture with a wide router": Case(MIXTURE.replaced(moe_router_in_fp32=True)),
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),
@@ -123,7 +120,7 @@ CASES: Final = {
     "mixture by gathering": Case(MIXTURE, dispatcher="allgather"),
     "latents": Case(LATENTS),
     "latents in fp32, without a rank of queries": Case(
-        replace(LATENTS, q_lora_rank=None), torch.float32
+        LATENTS.replaced(q_lora_rank=None), torch.float32
     ),
     "heads of latents again": Case(
         LATENTS, options={"recomputation": Recomputation(frozenset(("mla_up_proj", "layernorm")))}
@@ -226,7 +223,7 @@ def _spread(where: Where, dispatcher: Dispatcher | None, counter: Counter) -> Ex
 def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, name: str) -> None:
     config, work = case.config, list[Callable[[], None]]()
     defer_weight_gradients(model, work.append if name == "split" else None)
-    tokens, depths = config.seq_length, config.mtp_num_layers
+    tokens, depths = config.seq_length, config.further.mtp_num_layers
     x_bsh = _empty(case, device, 2, tokens).requires_grad_()
     ahead_bwh = _empty(case, device, 2, tokens + depths - 1) if depths else None
     grad = _empty(case, device, 2 * (1 + depths), tokens)

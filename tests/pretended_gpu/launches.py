@@ -26,8 +26,8 @@ from megatron.layers.site import Site
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.layers.weight_gradients import defer_weight_gradients
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import OwnedParameter
+from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.config import OptimizerConfig
@@ -136,7 +136,7 @@ def _count_output_layer(counter: Counter, kernels: Kernels) -> None:
 
 
 def _count_layer(counter: Counter, kernels: Kernels) -> None:
-    config = ModelConfig(
+    config = ModelSettings.of(
         num_layers=1,
         hidden_size=HIDDEN,
         ffn_hidden_size=4 * HIDDEN,

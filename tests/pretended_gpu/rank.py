@@ -279,7 +279,7 @@ def _batch(gpu: PretendedGpu, config: RunConfig, state: TrainState) -> list[Devi
 def _own(config: RunConfig, state: TrainState) -> list[Microbatch]:
     """Return an iteration's microbatches, with the tokens that this rank has of them."""
     kept = kept_tokens(config, state.groups.context.rank)
-    return [each.part(kept, config.model.mtp_num_layers) for each in _microbatches(config)]
+    return [each.part(kept, config.model.further.mtp_num_layers) for each in _microbatches(config)]
 
 
 def _microbatches(config: RunConfig) -> list[Microbatch]:

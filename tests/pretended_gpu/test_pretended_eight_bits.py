@@ -208,7 +208,7 @@ def assert_memory_of_a_mixture(
     config: RunConfig, layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
 ) -> None:
     """Compare a mixture's memory with the count."""
-    mixture = replace(config.model, num_experts=8, moe_ffn_hidden_size=1024)
+    mixture = config.model.replaced(num_experts=8, moe_ffn_hidden_size=1024)
     own = memory(
         in_eight_bits(replace(config, model=mixture), eight_bits, layout.recomputation), gpus
     )

@@ -552,13 +552,12 @@ def test_memory_is_what_a_dry_run_says(
 )
 def test_memory_of_a_mixture(layout: Layout, gpus: GpuPool) -> None:
     config = paper_config(layout, 32_000, layers=4)
-    mixture = replace(
-        config.model,
-        swiglu=True,
+    mixture = config.model.replaced(
+        activation="swiglu",
         add_bias_linear=False,
         num_experts=8,
         moe_ffn_hidden_size=1024,
-        moe_aux_loss_coeff=0.01,
+        moe_aux_loss_coeff=(0.01,),
     )
     own = memory(replace(config, model=mixture), gpus)
     assert own.faults == []
@@ -577,8 +576,7 @@ def test_memory_of_a_mixture(layout: Layout, gpus: GpuPool) -> None:
 def test_memory_of_multi_latent_attention(layout: Layout, parts: set[Part], gpus: GpuPool) -> None:
     layout = replace(layout, recomputation=Recomputation(frozenset(parts)))
     config = paper_config(layout, 32_000, layers=4, micro_batch_size=2, **VARIANTS["llama"])
-    latents = replace(
-        config.model,
+    latents = config.model.replaced(
         multi_latent_attention=True,
         q_lora_rank=768,
         kv_lora_rank=512,

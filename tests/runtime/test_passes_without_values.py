@@ -1,6 +1,5 @@
 """The passes of a rank run on the meta device, for ranks that are asked about and not there."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from torch import Tensor
 from megatron.kernels.counted import counted_kernels
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.parallel import collectives
 from megatron.parallel.context import ContextParallel
@@ -59,7 +58,7 @@ class Rank:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ModelSettings,
         treatment: str,
         at: tuple[int, int],
         tensor_ranks: int = 1,
@@ -171,7 +170,7 @@ def test_the_first_stage_with_its_shard(tensor_ranks: int, sequence_parallel: bo
 def test_a_whole_model(
     schedule: str, depths: int, tensor_ranks: int, sequence_parallel: bool
 ) -> None:
-    config = replace(GPT, mtp_num_layers=depths)
+    config = GPT.replaced(mtp_num_layers=depths)
     rank = Rank(
         config,
         "none",
@@ -188,8 +187,8 @@ def test_a_whole_model(
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_ranks_share_sequences(dropout: float) -> None:
-    config = replace(
-        GPT, position_embedding_type="none", attention_dropout=dropout, hidden_dropout=dropout
+    config = GPT.replaced(
+        position_embedding_type="none", attention_dropout=dropout, hidden_dropout=dropout
     )
     rank = Rank(config, "none", (0, 1), context_ranks=2)
     rank.run("F", "B")

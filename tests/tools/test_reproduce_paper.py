@@ -44,11 +44,15 @@ def test_every_cell_is_a_job_that_can_be_started(small: bool, tmp_path: Path) ->
         assert run.parallel.pipeline_schedule == cell.schedule
         assert run.train.train_iters > MEASURED_FROM
         if not small:
-            sizes = run.model.num_layers, run.model.hidden_size, run.model.num_attention_heads
+            sizes = (
+                run.model.num_layers,
+                run.model.hidden_size,
+                run.model.attention.num_attention_heads,
+            )
             assert sizes == MODELS[cell.schedule][cell.gpus]
             assert run.model.vocab_size == VOCABULARIES["64k"]
             assert run.train.num_microbatches == 128
-            assert not run.model.tie_embeddings
+            assert not run.model.vocabulary.tie_embeddings
 
 
 def test_figures_are_those_after_the_warm_up(tmp_path: Path) -> None:

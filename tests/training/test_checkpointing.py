@@ -313,7 +313,7 @@ def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: 
     config = JOB.config(Layout(1, "none"), torch.bfloat16)
     config = replace(
         config,
-        model=replace(config.model, norm_epsilon=1e-3, swiglu=True, attention_dropout=0.2),
+        model=config.model.replaced(norm_epsilon=1e-3, activation="swiglu", attention_dropout=0.2),
         checkpoint=CheckpointConfig(load=tmp_path),
     )
     [said] = ranks.run(run_on_rank, 1, config=config)

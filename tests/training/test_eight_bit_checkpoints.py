@@ -29,7 +29,7 @@ def config_of(
     return replace(
         config,
         train=replace(config.train, eight_bits=eight_bits),
-        model=replace(config.model, attention_dropout=0.0, hidden_dropout=0.0),
+        model=config.model.replaced(attention_dropout=0.0, hidden_dropout=0.0),
     )
 
 
@@ -78,8 +78,7 @@ def test_scales_are_the_same_in_every_layout(
 def latent_on(layout: Layout) -> RunConfig:
     """Multi-latent attention, which has five linear layers."""
     config = config_of(layout)
-    latent = replace(
-        config.model,
+    latent = config.model.replaced(
         position_embedding_type="rope",
         multi_latent_attention=True,
         kv_channels=24,
@@ -102,8 +101,8 @@ def test_scales_of_latent_attention_go_to_other_ranks(ranks: RankPool, tmp_path:
 def mixture_on(experts: int) -> RunConfig:
     """Four experts on as many ranks as given."""
     config = config_of(Layout(1, "none", "zb-h1", replicas=experts, experts=experts))
-    mixture = replace(config.model, num_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
-    return replace(config, model=replace(mixture, swiglu=True, add_bias_linear=False))
+    mixture = config.model.replaced(num_experts=4, moe_ffn_hidden_size=32, moe_router_topk=2)
+    return replace(config, model=mixture.replaced(activation="swiglu", add_bias_linear=False))
 
 
 def test_scales_of_experts_go_to_other_ranks(ranks: RankPool, tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ def config_of(
     layout: Layout, dtype: torch.dtype = torch.float32, *, bias: bool = True, guess: bool = False
 ) -> RunConfig:
     config = prepared(layout, dtype, loss_scale=SCALE if dtype == torch.float16 else None)
-    model = replace(
-        config.model,
+    model = config.model.replaced(
         add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,

@@ -18,6 +18,7 @@ from harness.rank_pool import RankPool
 from megatron.checkpoint import folder
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
+from megatron.layers.patterns import LayerPattern
 from megatron.parallel.groups import make_groups
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.open_checkpoints import writer_hosts
@@ -124,7 +125,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"moe_ffn_hidden_size": 8},
         "--moe-ffn-hidden-size 12 there, --moe-ffn-hidden-size 8 here",
     ),
-    "in other layers": ({"moe_layer_pattern": (1, 1, 1, 1)}, "--moe-layer-freq"),
+    "in other layers": ({"moe_layer_freq": LayerPattern(every=1)}, "--moe-layer-freq"),
     "of other groups": (
         {"moe_router_num_groups": 2, "moe_router_group_topk": 1},
         "--moe-router-num-groups 4 there, --moe-router-num-groups 2 here",
@@ -155,7 +156,7 @@ def test_a_checkpoint_of_other_experts_is_refused_by_what_differs(
     changed, words = OTHERS[kind]
     config = config_of(ALONE, tmp_path, seed=2, loads=True)
     [told] = ranks.run(
-        fault_on_rank, 1, config=replace(config, model=replace(config.model, **changed))
+        fault_on_rank, 1, config=replace(config, model=config.model.replaced(**changed))
     )
     assert "is another one: " in told
     assert words in told

@@ -13,8 +13,8 @@ from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
-from megatron.model.config import ModelConfig
 from megatron.model.distribution import LayerDistribution
+from megatron.model.settings import ModelSettings
 from megatron.optimizer.config import OptimizerConfig
 from megatron.schedules.treatments import TREATMENTS
 
@@ -110,9 +110,9 @@ class BenchmarkCase:
         """Read what ``to_json`` wrote."""
         return cls(**json.loads(text))
 
-    def model_config(self) -> ModelConfig:
+    def model_config(self) -> ModelSettings:
         """Return the model: GPT-2's shape, untied, no dropout."""
-        return ModelConfig(
+        return ModelSettings.of(
             num_layers=self.layers,
             hidden_size=self.hidden_size,
             ffn_hidden_size=4 * self.hidden_size,

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.shard import VocabularyShard
-from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from tools.benchmarking.case import SEED, BenchmarkCase
 
@@ -18,10 +18,10 @@ from tools.benchmarking.case import SEED, BenchmarkCase
 class Attention(nn.Module):
     """Causal attention by PyTorch's own kernel."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         h = config.hidden_size
-        self.channels = config.kv_channels
+        self.channels = config.attention.kv_channels
         self.linear_qkv = nn.Linear(h, 3 * h)
         self.linear_proj = nn.Linear(h, h)
 
@@ -37,10 +37,10 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """h -> 4h -> h around the GELU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(config.hidden_size, config.ffn_hidden_size)
-        self.linear_fc2 = nn.Linear(config.ffn_hidden_size, config.hidden_size)
+        self.linear_fc1 = nn.Linear(config.hidden_size, config.mlp.ffn_hidden_size)
+        self.linear_fc2 = nn.Linear(config.mlp.ffn_hidden_size, config.hidden_size)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
@@ -52,11 +52,11 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """A pre-norm block."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelSettings) -> None:
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, config.norm.norm_epsilon)
         self.self_attention = Attention(config)
-        self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
+        self.pre_mlp_layernorm = nn.LayerNorm(config.hidden_size, config.norm.norm_epsilon)
         self.mlp = MLP(config)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
@@ -69,10 +69,10 @@ class Layer(nn.Module):
 class Embedding(nn.Module):
     """The sum of a token's row and its position's."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         h = config.hidden_size
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, h)
+        self.position_embeddings = nn.Embedding(config.positions.max_position_embeddings, h)
         self.word_embeddings = nn.Embedding(config.vocab_size, h)
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Stage(nn.Module):
         layers: global indices.
     """
 
-    def __init__(self, config: ModelConfig, layers: range) -> None:
+    def __init__(self, config: ModelSettings, layers: range) -> None:
         super().__init__()
         h = config.hidden_size
         self.is_first = layers.start == 0
@@ -104,7 +104,7 @@ class Stage(nn.Module):
         if self.is_first:
             self.embedding = Embedding(config)
         if self.is_last:
-            decoder["final_layernorm"] = nn.LayerNorm(h, config.norm_epsilon)
+            decoder["final_layernorm"] = nn.LayerNorm(h, config.norm.norm_epsilon)
             self.output_layer = nn.Linear(h, config.vocab_size, bias=False)
         self.decoder = nn.ModuleDict(decoder)
 

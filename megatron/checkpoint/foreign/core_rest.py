@@ -8,15 +8,15 @@ from typing import Final
 from megatron.checkpoint.foreign.core_reader import CoreReader, CoreTensor
 from megatron.checkpoint.foreign.derived import same_numbers
 from megatron.checkpoint.foreign.layouts import ForeignError, without_number
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box
 
 _NO_WEIGHT: Final = re.compile(r"(^|\.)optimizer\.|(^|[./])_extra_state|^rng_state|^rerun_state")
 """Names of tensors that training needs and a model does not."""
 
 
-def check_rest(reader: CoreReader, found: Mapping[str, CoreTensor], model: ModelConfig) -> None:
+def check_rest(reader: CoreReader, found: Mapping[str, CoreTensor], model: ModelSettings) -> None:
     """Refuse weights of a checkpoint for which a model has no use.
 
     Args:
@@ -30,7 +30,7 @@ def check_rest(reader: CoreReader, found: Mapping[str, CoreTensor], model: Model
     """
     used = {tensor.name for tensor in found.values()}
     rest = {name for name in reader.tensors if name not in used and not _NO_WEIGHT.search(name)}
-    if model.tie_embeddings and OUTPUT_LAYER in rest:
+    if model.vocabulary.tie_embeddings and OUTPUT_LAYER in rest:
         _check_copy(reader, found[WORD_EMBEDDINGS])
         rest.remove(OUTPUT_LAYER)
     if rest:

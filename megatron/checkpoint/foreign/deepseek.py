@@ -26,8 +26,9 @@ from megatron.checkpoint.foreign.layouts import (
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.checkpoint.foreign.mixtures import experts_table
 from megatron.checkpoint.foreign.rotation import read_latent_rotation
-from megatron.model.config import ModelConfig
+from megatron.layers.patterns import LayerPattern
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Shape
 
 
@@ -43,20 +44,22 @@ class SharedByDepths(Layout):
         super().__init__(name)
         self._copy = copy
 
-    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+    def names_in(self, model: ModelSettings) -> tuple[str, ...]:
         """As in ``Layout``."""
         return self.names + self.copies_in(model)
 
-    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
+    def copies_in(self, model: ModelSettings) -> tuple[str, ...]:
         """As in ``Layout``."""
         first = model.num_layers
-        return tuple(self._copy.format(first + depth) for depth in range(model.mtp_num_layers))
+        return tuple(
+            self._copy.format(first + depth) for depth in range(model.further.mtp_num_layers)
+        )
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
-        return [ours] * (1 + model.mtp_num_layers)
+        return [ours] * (1 + model.further.mtp_num_layers)
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         first, *copies = theirs
         if any(not same_numbers(first, copy) for copy in copies):
@@ -66,9 +69,9 @@ class SharedByDepths(Layout):
             )
         return first
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
-        return [ours] * (1 + model.mtp_num_layers)
+        return [ours] * (1 + model.further.mtp_num_layers)
 
 
 _LATENT_EPSILON: Final = 1e-6
@@ -104,11 +107,11 @@ def _read_common(c: Fields) -> Values:
             None if model["norm_epsilon"] == _LATENT_EPSILON else _LATENT_EPSILON
         ),
         "num_experts": c.whole("n_routed_experts"),
-        "moe_layer_pattern": (0,) * dense + (1,) * (layers - dense),
+        "moe_layer_freq": LayerPattern(listed=(0,) * dense + (1,) * (layers - dense)),
         "moe_ffn_hidden_size": width,
         "moe_router_topk": c.whole("num_experts_per_tok"),
         "moe_router_topk_scaling_factor": c.positive("routed_scaling_factor", 1.0),
-        "moe_aux_loss_coeff": c.number("aux_loss_alpha", 0.0),
+        "moe_aux_loss_coeff": (c.number("aux_loss_alpha", 0.0),),
         "moe_shared_expert_intermediate_size": width * shared,
     }
 
@@ -189,37 +192,37 @@ def _groups(c: Fields, model: Values, *, best: int, groups: int, chosen: int) ->
     }
 
 
-def _write_common(model: ModelConfig) -> Values:
-    width = model.moe_ffn_hidden_size
-    has_experts = [model.has_experts(layer) for layer in range(model.num_layers)]
+def _write_common(model: ModelSettings) -> Values:
+    width = model.experts.moe_ffn_hidden_size
+    has_experts = [model.experts.in_layer(layer) for layer in range(model.num_layers)]
     return written_fields(model) | {
-        "head_dim": model.qk_pos_emb_head_dim,
-        "q_lora_rank": model.q_lora_rank,
-        "kv_lora_rank": model.kv_lora_rank,
-        "qk_nope_head_dim": model.qk_head_dim,
-        "qk_rope_head_dim": model.qk_pos_emb_head_dim,
-        "v_head_dim": model.v_head_dim,
-        "n_routed_experts": model.num_experts,
-        "n_shared_experts": model.moe_shared_expert_intermediate_size // max(width, 1),
+        "head_dim": model.latent.qk_pos_emb_head_dim,
+        "q_lora_rank": model.latent.q_lora_rank,
+        "kv_lora_rank": model.latent.kv_lora_rank,
+        "qk_nope_head_dim": model.latent.qk_head_dim,
+        "qk_rope_head_dim": model.latent.qk_pos_emb_head_dim,
+        "v_head_dim": model.latent.v_head_dim,
+        "n_routed_experts": model.experts.num_experts,
+        "n_shared_experts": model.experts.moe_shared_expert_intermediate_size // max(width, 1),
         "first_k_dense_replace": has_experts.index(True) if any(has_experts) else 0,
         "moe_intermediate_size": width,
-        "num_experts_per_tok": model.moe_router_topk,
-        "n_group": model.moe_router_num_groups,
-        "topk_group": model.moe_router_group_topk,
-        "routed_scaling_factor": model.moe_router_topk_scaling_factor,
+        "num_experts_per_tok": model.experts.moe_router_topk,
+        "n_group": model.experts.moe_router_num_groups or 1,
+        "topk_group": model.experts.moe_router_group_topk or 1,
+        "routed_scaling_factor": model.experts.moe_router_topk_scaling_factor,
     }
 
 
-def _write_v2(model: ModelConfig) -> Values:
-    method = "greedy" if model.moe_router_num_groups == 1 else "group_limited_greedy"
+def _write_v2(model: ModelSettings) -> Values:
+    method = "greedy" if model.experts.moe_router_num_groups is None else "group_limited_greedy"
     return _write_common(model) | {"topk_method": method, "norm_topk_prob": False}
 
 
-def _write_v3(model: ModelConfig) -> Values:
+def _write_v3(model: ModelSettings) -> Values:
     return _write_common(model) | {
         "norm_topk_prob": True,
         "rope_interleave": True,
-        "num_nextn_predict_layers": model.mtp_num_layers,
+        "num_nextn_predict_layers": model.further.mtp_num_layers,
     }
 
 

@@ -5,7 +5,6 @@ embedding is an output matrix of its own. A table that differs is refused.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +14,10 @@ from torch import Tensor
 from megatron.checkpoint.foreign.layouts import ForeignError, Table
 from megatron.checkpoint.foreign.tensor_files import StoredTensor
 from megatron.layers.rope_scaling import plain_frequencies
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.model.settings import ModelSettings
 
-Follows = Callable[[Tensor, ModelConfig], bool]
+Follows = Callable[[Tensor, ModelSettings], bool]
 """Returns whether a stored table is the table that follows from a model's sizes."""
 
 Read = Callable[[str], Tensor]
@@ -40,14 +39,15 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def is_rotation(table: Tensor, model: ModelConfig) -> bool:
+def is_rotation(table: Tensor, model: ModelSettings) -> bool:
     """Return whether a table holds RoPE's frequencies, scaled or not.
 
     The frequencies may have been rounded to 16 bits before they were stored.
     """
-    scaling, base, pairs = model.rope_scaling, model.rotary_base, model.kv_channels // 2
+    base, pairs = model.positions.rotary_base, model.attention.kv_channels // 2
+    scaling = model.rope_scaling.scaling(model.seq_length)
     plain_r = plain_frequencies(base, pairs)
-    wanted = [plain_r, plain_r / model.rotary_seq_len_interpolation_factor]
+    wanted = [plain_r, plain_r / model.positions.rotary_seq_len_interpolation_factor]
     if scaling is not None:
         wanted.append(scaling.frequencies(base, pairs))
     found = table.double().flatten()
@@ -57,7 +57,7 @@ def is_rotation(table: Tensor, model: ModelConfig) -> bool:
     )
 
 
-def is_causal_mask(table: Tensor, model: ModelConfig) -> bool:
+def is_causal_mask(table: Tensor, model: ModelSettings) -> bool:
     """Return whether a table is 1 where a position sees another, and 0 elsewhere."""
     positions = table.shape[-1]
     if table.numel() != positions**2:
@@ -66,7 +66,7 @@ def is_causal_mask(table: Tensor, model: ModelConfig) -> bool:
     return torch.equal(table.view(positions, positions), wanted)
 
 
-def is_score_of_hidden(table: Tensor, model: ModelConfig) -> bool:
+def is_score_of_hidden(table: Tensor, model: ModelSettings) -> bool:
     """Return whether a table is the one number that scores of hidden positions have."""
     return table.numel() == 1 and table.item() <= _HIDDEN
 
@@ -76,7 +76,7 @@ _HIDDEN: Final = -9984.0
 
 
 def check_tables(
-    model: ModelConfig,
+    model: ModelSettings,
     tables: Mapping[str, Follows],
     stored: Mapping[str, StoredTensor],
     read: Read,
@@ -103,8 +103,8 @@ def check_tables(
 
 
 def untied(
-    model: ModelConfig, table: Table, known: Mapping[str, StoredTensor], read: Read
-) -> tuple[ModelConfig, set[str], list[str]]:
+    model: ModelSettings, table: Table, known: Mapping[str, StoredTensor], read: Read
+) -> tuple[ModelSettings, set[str], list[str]]:
     """Compare a tied output matrix, where files have one, with the embedding.
 
     Args:
@@ -124,7 +124,7 @@ def untied(
     output, *copies = table[OUTPUT_LAYER].names_in(model)
     found = [name for name in (output, *copies) if name in known]
     embedding = table[WORD_EMBEDDINGS].names[0]
-    if not model.tie_embeddings or not found or embedding not in known:
+    if not model.vocabulary.tie_embeddings or not found or embedding not in known:
         return model, set(), []
     wanted = read(embedding)
     differing = [name for name in found if not same_numbers(read(name), wanted)]
@@ -140,13 +140,16 @@ def untied(
         f"{output} differs from {embedding}, although config.json has tie_word_embeddings true: "
         "both are imported, and the model is untied (--untie-embeddings-and-output-weights)"
     )
-    return replace(model, tie_embeddings=False), set(), [note]
+    return model.replaced(tie_embeddings=False), set(), [note]
 
 
-def told_of(model: ModelConfig, folder: Path) -> list[str]:
+def told_of(model: ModelSettings, folder: Path) -> list[str]:
     """Return notes on what an imported model computes otherwise than ``transformers``."""
-    original, factor = model.original_max_position_embeddings, model.rotary_scaling_factor
-    if model.rope_type != "dynamic" or factor == 1:
+    original, factor = (
+        model.rope_scaling.original_max_position_embeddings,
+        model.rope_scaling.rotary_scaling_factor,
+    )
+    if model.rope_scaling.rope_type != "dynamic" or factor == 1:
         return []
     return [
         f"{folder / 'config.json'} scales RoPE dynamically. In samples of more than {original} "

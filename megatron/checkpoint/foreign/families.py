@@ -12,7 +12,7 @@ from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
@@ -68,7 +68,7 @@ def _way_out(config: Fields) -> str:
     return ": convert those that they were made of"
 
 
-def family_for(model: ModelConfig) -> Family:
+def family_for(model: ModelSettings) -> Family:
     """Return the first family that can describe a model.
 
     Raises:

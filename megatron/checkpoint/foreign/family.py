@@ -4,23 +4,25 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from megatron.checkpoint.foreign.derived import Follows
 from megatron.checkpoint.foreign.fields import MOST_LAYERS, Fields
 from megatron.checkpoint.foreign.layouts import ForeignError, Halves, Heads, Same, Table
-from megatron.checkpoint.foreign.same_models import OF_TRAINING, pattern_of, same_layers
-from megatron.model.config import ModelConfig
+from megatron.checkpoint.foreign.same_models import OF_TRAINING, same_layers
+from megatron.flags.tree import values_of
+from megatron.layers.patterns import LayerPattern
 from megatron.model.ownership import (
     FINAL_NORM,
     LAYERS,
     OUTPUT_LAYER,
     WORD_EMBEDDINGS,
 )
+from megatron.model.settings import ModelSettings
 
 Values = dict[str, Any]
-"""Fields of ``ModelConfig``, or of a ``config.json``, by name."""
+"""Fields of ``ModelSettings``, or of a ``config.json``, by name."""
 
 
 EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -50,11 +52,11 @@ class Family:
     base: str
     table: Table
     read: Callable[[Fields], Values]
-    write: Callable[[ModelConfig], Values]
+    write: Callable[[ModelSettings], Values]
     tables: Mapping[str, Follows] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def model_of(self, config: Fields, seq_length: int | None = None) -> ModelConfig:
+    def model_of(self, config: Fields, seq_length: int | None = None) -> ModelSettings:
         """Return the model of a ``config.json``.
 
         Args:
@@ -77,9 +79,10 @@ class Family:
             raise ForeignError(
                 f"{config.origin}: {name} {positions} is less than --seq-length {length}"
             )
-        model = ModelConfig(**values, seq_length=length)
+        values.setdefault("rope_type", "rope")
+        model = ModelSettings.of(**values, seq_length=length)
         _check_choice(config, model)
-        heads, groups = model.num_attention_heads, model.num_query_groups
+        heads, groups = model.attention.num_attention_heads, model.attention.num_query_groups
         if heads % groups:
             raise ForeignError(
                 f"{config.origin}: num_attention_heads {heads} is no multiple of "
@@ -87,7 +90,7 @@ class Family:
             )
         return model
 
-    def config_of(self, model: ModelConfig) -> Values:
+    def config_of(self, model: ModelSettings) -> Values:
         """Return the ``config.json`` of a model.
 
         Raises:
@@ -98,23 +101,23 @@ class Family:
             again = self.model_of(Fields(written, self.name), model.seq_length)
         except ForeignError as error:
             raise ForeignError(f"{self.name} has no such model: {error}") from error
-        mine = vars(same_layers(model))
-        theirs = vars(same_layers(replace(again, **{n: mine[n] for n in OF_TRAINING})))
+        mine = values_of(same_layers(model))
+        theirs = values_of(same_layers(again.replaced(**{n: mine[n] for n in OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
-        if model.num_experts and model.router.by_sinkhorn:
+        if model.experts.num_experts and model.router.by_sinkhorn:
             other.append("moe_router_load_balancing_type sinkhorn")
         if other:
             raise ForeignError(f"{self.name} has no models with {', '.join(other)}")
         return {"architectures": [self.architecture], "model_type": self.model_type} | written
 
 
-def _check_choice(config: Fields, model: ModelConfig) -> None:
+def _check_choice(config: Fields, model: ModelSettings) -> None:
     """Refuse a number of chosen experts with which a router cannot be trained."""
-    experts, topk = model.num_experts, model.moe_router_topk
+    experts, topk = model.experts.num_experts, model.experts.moe_router_topk
     if experts and topk > experts:
         name = next((name for name in EXPERTS if name in config), "the number of experts")
         raise config.fault("num_experts_per_tok", f"at most {name} {experts}")
-    if experts and topk == 1 and not model.moe_router_pre_softmax:
+    if experts and topk == 1 and not model.experts.moe_router_pre_softmax:
         raise config.fault(
             "num_experts_per_tok",
             "more than 1: here the weights of chosen experts sum to 1, so one weight never changes",
@@ -177,29 +180,29 @@ def sizes(c: Fields, *, head_dim: int | None = None, groups: int | None = None) 
     }
 
 
-def written_sizes(model: ModelConfig) -> Values:
+def written_sizes(model: ModelSettings) -> Values:
     """Return the fields of ``config.json`` that ``sizes`` reads, and ``tie_word_embeddings``."""
-    positions = max(model.max_position_embeddings, model.seq_length)
-    if model.rope_type == "dynamic":
-        positions = model.original_max_position_embeddings
+    positions = max(model.positions.max_position_embeddings, model.seq_length)
+    if model.rope_scaling.rope_type == "dynamic":
+        positions = model.rope_scaling.original_max_position_embeddings
     return {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_query_groups,
-        "head_dim": model.kv_channels,
+        "intermediate_size": model.mlp.ffn_hidden_size,
+        "num_attention_heads": model.attention.num_attention_heads,
+        "num_key_value_heads": model.attention.num_query_groups,
+        "head_dim": model.attention.kv_channels,
         "max_position_embeddings": positions,
         "vocab_size": model.vocab_size,
         "initializer_range": model.init_method_std,
-        "attention_dropout": model.attention_dropout,
-        "rms_norm_eps": model.norm_epsilon,
-        "tie_word_embeddings": model.tie_embeddings,
+        "attention_dropout": model.attention.attention_dropout,
+        "rms_norm_eps": model.norm.norm_epsilon,
+        "tie_word_embeddings": model.vocabulary.tie_embeddings,
     }
 
 
 def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:
-    """Return the fields of ``ModelConfig`` about windows (a query attends to near tokens only).
+    """Return the fields of ``ModelSettings`` about windows (a query attends to near tokens only).
 
     Args:
         c: fields of ``config.json``.
@@ -215,15 +218,15 @@ def windows(c: Fields, size: int | None, local: list[int], base_local: int | Non
         return {}
     return {
         "window_size": size - 1,
-        "window_pattern": pattern_of(local),
+        "window_attn_skip_freq": LayerPattern(listed=tuple(local)),
         "rotary_base_local": base_local,
     }
 
 
-def layer_types(model: ModelConfig) -> list[str]:
+def layer_types(model: ModelSettings) -> list[str]:
     """Return for every layer whether it has the window, in Hugging Face's words."""
     kinds = {True: "sliding_attention", False: "full_attention"}
-    return [kinds[model.is_local(i)] for i in range(model.num_layers)]
+    return [kinds[model.attention.is_local(i)] for i in range(model.num_layers)]
 
 
 def llama_like(
@@ -231,7 +234,7 @@ def llama_like(
     class_name: str,
     norms: Mapping[str, str],
     read: Callable[[Fields], Values],
-    write: Callable[[ModelConfig], Values],
+    write: Callable[[ModelSettings], Values],
     tables: Mapping[str, Follows] | None = None,
     more: Table | None = None,
     aliases: Mapping[str, str] | None = None,

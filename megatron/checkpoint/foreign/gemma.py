@@ -15,7 +15,7 @@ from megatron.checkpoint.foreign.family import (
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 _WINDOW: Final = 4096
 """The window that a file tells of even if no layer has it: ``transformers`` needs a number."""
@@ -32,14 +32,14 @@ def _common(c: Fields, activation: str) -> Values:
     c.check("use_bidirectional_attention", (False,), False)
     common = sizes(c, head_dim=256)
     return common | {
-        "geglu": True,
+        "activation": "geglu",
         "apply_layernorm_1p": True,
         "embedding_multiplier": common["hidden_size"] ** 0.5,
         "tie_embeddings": c.truth("tie_word_embeddings", True),
     }
 
 
-def _written(model: ModelConfig, activation: str) -> Values:
+def _written(model: ModelSettings, activation: str) -> Values:
     return written_sizes(model) | {activation: _TANH[0], "attention_bias": False}
 
 
@@ -47,7 +47,7 @@ def _read_1(c: Fields) -> Values:
     return _common(c, "hidden_act") | read_rotation(c)
 
 
-def _write_1(model: ModelConfig) -> Values:
+def _write_1(model: ModelSettings) -> Values:
     return _written(model, "hidden_act") | write_rotation(model)
 
 
@@ -75,13 +75,15 @@ def _with_post_norms(c: Fields, caps: tuple[float, float]) -> Values:
     }
 
 
-def _written_post_norms(model: ModelConfig) -> Values:
-    scale = model.softmax_scale
+def _written_post_norms(model: ModelSettings) -> Values:
+    scale = model.attention.softmax_scale
     return _written(model, "hidden_activation") | {
-        "query_pre_attn_scalar": model.kv_channels if scale is None else round(scale**-2),
-        "attn_logit_softcapping": model.attn_logit_softcapping or None,
-        "final_logit_softcapping": model.logit_softcap or None,
-        "sliding_window": _WINDOW if model.window_size is None else model.window_size + 1,
+        "query_pre_attn_scalar": model.attention.kv_channels if scale is None else round(scale**-2),
+        "attn_logit_softcapping": model.attention.attn_logit_softcapping or None,
+        "final_logit_softcapping": model.vocabulary.logit_softcap or None,
+        "sliding_window": _WINDOW
+        if model.attention.window_size is None
+        else model.attention.window_size + 1,
         "layer_types": layer_types(model),
     }
 
@@ -92,7 +94,7 @@ def _read_2(c: Fields) -> Values:
     return common | windows(c, c.whole_or_none("sliding_window", _WINDOW), local)
 
 
-def _write_2(model: ModelConfig) -> Values:
+def _write_2(model: ModelSettings) -> Values:
     return _written_post_norms(model) | write_rotation(model)
 
 
@@ -134,9 +136,9 @@ def _rotations(c: Fields) -> tuple[Values, int]:
     return rotation, c.whole("rope_local_base_freq", 10000, _LARGEST_BASE)
 
 
-def _write_3(model: ModelConfig) -> Values:
-    local = model.rotary_base_local
-    base = model.rotary_base if local is None else local
+def _write_3(model: ModelSettings) -> Values:
+    local = model.positions.rotary_base_local
+    base = model.positions.rotary_base if local is None else local
     return _written_post_norms(model) | write_rotation(model) | {"rope_local_base_freq": base}
 
 

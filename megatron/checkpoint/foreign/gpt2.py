@@ -14,7 +14,6 @@ from megatron.checkpoint.foreign.layouts import (
     Table,
     Transposed,
 )
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import (
     FINAL_NORM,
     LAYERS,
@@ -22,6 +21,7 @@ from megatron.model.ownership import (
     POSITION_EMBEDDINGS,
     WORD_EMBEDDINGS,
 )
+from megatron.model.settings import ModelSettings
 
 
 def _table() -> Table:
@@ -79,21 +79,21 @@ def _read(c: Fields) -> dict[str, Any]:
     }
 
 
-def _write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: ModelSettings) -> dict[str, Any]:
     return {
         "n_layer": model.num_layers,
         "n_embd": model.hidden_size,
-        "n_inner": model.ffn_hidden_size,
-        "n_head": model.num_attention_heads,
-        "n_positions": model.max_position_embeddings,
+        "n_inner": model.mlp.ffn_hidden_size,
+        "n_head": model.attention.num_attention_heads,
+        "n_positions": model.positions.max_position_embeddings,
         "vocab_size": model.vocab_size,
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": model.norm_epsilon,
-        "attn_pdrop": model.attention_dropout,
-        "resid_pdrop": model.hidden_dropout,
-        "embd_pdrop": model.hidden_dropout,
+        "layer_norm_epsilon": model.norm.norm_epsilon,
+        "attn_pdrop": model.attention.attention_dropout,
+        "resid_pdrop": model.block.hidden_dropout,
+        "embd_pdrop": model.block.hidden_dropout,
         "initializer_range": model.init_method_std,
-        "tie_word_embeddings": model.tie_embeddings,
+        "tie_word_embeddings": model.vocabulary.tie_embeddings,
     }
 
 

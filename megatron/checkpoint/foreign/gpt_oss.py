@@ -21,8 +21,8 @@ from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import Layout, Same
 from megatron.checkpoint.foreign.llama import NORMS
 from megatron.checkpoint.foreign.rotation import read_rotation, scaling_of, write_rotation
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Shape
 
 _WINDOW: Final = 128
@@ -50,21 +50,21 @@ class Stacked(Layout):
         super().__init__(name)
         self._takes_turns = takes_turns
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
-        rows = ours[0] // model.num_experts
-        return [(model.num_experts, *ours[1:], rows)]
+        rows = ours[0] // model.experts.num_experts
+        return [(model.experts.num_experts, *ours[1:], rows)]
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         by_expert = theirs[0].movedim(-1, 1)
         if self._takes_turns:
             by_expert = by_expert.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
         return by_expert.flatten(0, 1)
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
-        by_expert = ours.unflatten(0, (model.num_experts, -1))
+        by_expert = ours.unflatten(0, (model.experts.num_experts, -1))
         if self._takes_turns:
             by_expert = by_expert.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
         return [by_expert.movedim(1, -1)]
@@ -88,29 +88,29 @@ def _read(c: Fields) -> Values:
             "tie_embeddings": c.truth("tie_word_embeddings", False),
             "add_bias_linear": True,
             "softmax_type": "learnable",
-            "quick_geglu": True,
+            "activation": "quick_geglu",
             "activation_func_clamp_value": c.positive("swiglu_limit", 7.0),
             "glu_linear_offset": 1.0,
             "num_experts": c.whole("num_local_experts", 128),
             "moe_ffn_hidden_size": common["ffn_hidden_size"],
             "moe_router_topk": c.whole("num_experts_per_tok", 4),
-            "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.001),
+            "moe_aux_loss_coeff": (c.number("router_aux_loss_coef", 0.001),),
         }
     )
 
 
-def _write(model: ModelConfig) -> Values:
-    window = model.window_size
+def _write(model: ModelSettings) -> Values:
+    window = model.attention.window_size
     plain = {"rope_scaling": {"rope_type": "default"}}  # without it, a file has _YARN
     written: Values = written_sizes(model) | plain | write_rotation(model)
     return written | {
-        "intermediate_size": model.moe_ffn_hidden_size,
+        "intermediate_size": model.experts.moe_ffn_hidden_size,
         "hidden_act": "silu",
         "attention_bias": True,
-        "swiglu_limit": model.activation_func_clamp_value,
-        "num_local_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "swiglu_limit": model.mlp.activation_func_clamp_value,
+        "num_local_experts": model.experts.num_experts,
+        "num_experts_per_tok": model.experts.moe_router_topk,
+        "router_aux_loss_coef": model.balance.moe_aux_loss_coeff[0],
         "sliding_window": _WINDOW if window is None else window + 1,
         "layer_types": layer_types(model),
     }

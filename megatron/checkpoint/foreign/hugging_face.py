@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,8 +28,8 @@ from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from megatron.data.tokenizers.interface import TokenizerConfig
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.model.settings import ModelSettings
 from megatron.native.files import read_bytes
 from megatron.parallel.box import whole
 
@@ -65,7 +65,7 @@ class ImportedModel:
         notes: differences between the folder and the model that its user should know.
     """
 
-    model: ModelConfig
+    model: ModelSettings
     recipes: Mapping[str, Recipe]
     files: NamedFiles
     notes: tuple[str, ...] = ()
@@ -127,26 +127,26 @@ def open_model(folder: Path, seq_length: int | None = None) -> ImportedModel:
 
 
 def _without_lacking_depths(
-    model: ModelConfig, names: set[str]
-) -> tuple[ModelConfig, tuple[str, ...]]:
+    model: ModelSettings, names: set[str]
+) -> tuple[ModelSettings, tuple[str, ...]]:
     """Return a model without multi-token prediction if its files have nothing of it, and a note.
 
     ``transformers`` saves the main model alone, and its ``config.json`` still tells of the rest.
     """
     first = f"model.layers.{model.num_layers}."
-    if not model.mtp_num_layers or any(name.startswith(first) for name in names):
+    if not model.further.mtp_num_layers or any(name.startswith(first) for name in names):
         return model, ()
     note = (
-        f"{CONFIG} tells of {model.mtp_num_layers} layers of multi-token prediction "
+        f"{CONFIG} tells of {model.further.mtp_num_layers} layers of multi-token prediction "
         "(num_nextn_predict_layers), and the files have none: the model is imported without"
     )
-    return replace(model, mtp_num_layers=0), (note,)
+    return model.replaced(mtp_num_layers=0), (note,)
 
 
-def _check_depth(folder: Path, model: ModelConfig, names: set[str], family: Family) -> None:
+def _check_depth(folder: Path, model: ModelSettings, names: set[str], family: Family) -> None:
     """Refuse a wrong number of layers early, before the model is built."""
     norm = family.table["decoder.layers.input_layernorm.weight"].names[0]
-    told = model.num_layers + model.mtp_num_layers
+    told = model.num_layers + model.further.mtp_num_layers
     found = sum(norm.format(i) in names for i in range(told + 1))
     if found != told:
         more = "more" if found > told else "not as many"
@@ -265,7 +265,7 @@ def plan_export(
     return Exported(groups, {CONFIG: json.dumps(config, indent=2) + "\n"} | texts)
 
 
-def _end_of(folder: Path, model: ModelConfig) -> int:
+def _end_of(folder: Path, model: ModelSettings) -> int:
     """Return the end-of-document id of a tokenizer; refuse a tokenizer larger than the model's."""
     try:
         found = HuggingFaceTokenizer(TokenizerConfig("HuggingFaceTokenizer", folder))

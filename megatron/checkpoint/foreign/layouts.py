@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from megatron.layers.site import Site
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, MULTI_TOKEN_PREDICTION
 from megatron.model.placement import place
+from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.parallel.box import Shape
 
@@ -39,23 +39,23 @@ class Layout:
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+    def names_in(self, model: ModelSettings) -> tuple[str, ...]:
         """Return the names of their tensors in a model."""
         return self.names
 
-    def copies_in(self, model: ModelConfig) -> tuple[str, ...]:
+    def copies_in(self, model: ModelSettings) -> tuple[str, ...]:
         """Return the names of copies of other tensors: a file may leave these tensors out."""
         return ()
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """Return the shapes of their tensors, given the shape of our tensor."""
         return [ours]
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """Return our tensor, made of their tensors."""
         return theirs[0]
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """Return their tensors, made of our tensor."""
         return [ours]
 
@@ -67,15 +67,15 @@ class Same(Layout):
 class Halves(Layout):
     """Two of their tensors of equal shape (gate and up), which lie one below the other in ours."""
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
         return [(ours[0] // 2, *ours[1:])] * 2
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         return torch.cat(tuple(theirs))
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
         return list(ours.chunk(2))
 
@@ -83,25 +83,31 @@ class Halves(Layout):
 class Heads(Layout):
     """Three matrices for queries, keys and values; ours is one matrix, ordered by query groups."""
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
-        return [(rows * model.num_query_groups, *ours[1:]) for rows in _rows_of_group(model)]
+        return [
+            (rows * model.attention.num_query_groups, *ours[1:]) for rows in _rows_of_group(model)
+        ]
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
-        by_group = [part.unflatten(0, (model.num_query_groups, -1)) for part in theirs]
+        by_group = [part.unflatten(0, (model.attention.num_query_groups, -1)) for part in theirs]
         return torch.cat(by_group, 1).flatten(0, 1)
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
-        by_group = ours.unflatten(0, (model.num_query_groups, -1))
+        by_group = ours.unflatten(0, (model.attention.num_query_groups, -1))
         return [part.flatten(0, 1) for part in by_group.split(_rows_of_group(model), 1)]
 
 
-def _rows_of_group(model: ModelConfig) -> list[int]:
+def _rows_of_group(model: ModelSettings) -> list[int]:
     """Return how many rows the queries, the key and the value of one query group have."""
-    width = model.kv_channels
-    return [model.num_attention_heads // model.num_query_groups * width, width, width]
+    width = model.attention.kv_channels
+    return [
+        model.attention.num_attention_heads // model.attention.num_query_groups * width,
+        width,
+        width,
+    ]
 
 
 class InOne(Layout):
@@ -116,12 +122,12 @@ class InOne(Layout):
         super().__init__(name)
         self._parts = parts
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         shapes = self._parts.shapes(tuple(theirs[0].shape), model)
         return self._parts.join(theirs[0].split([rows for rows, *_ in shapes]), model)
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
         return [torch.cat(self._parts.split(ours, model))]
 
@@ -137,15 +143,15 @@ class Transposed(Layout):
         super().__init__(*stored.names)
         self._stored = stored
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
         return [shape[::-1] for shape in self._stored.shapes(ours, model)]
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         return self._stored.join([part.T for part in theirs], model)
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
         return [part.T for part in self._stored.split(ours, model)]
 
@@ -162,25 +168,25 @@ class OfExperts(Layout):
         super().__init__(*expert.names)
         self._expert = expert
 
-    def names_in(self, model: ModelConfig) -> tuple[str, ...]:
+    def names_in(self, model: ModelSettings) -> tuple[str, ...]:
         """As in ``Layout``."""
-        experts = range(model.num_experts)
+        experts = range(model.experts.num_experts)
         return tuple(name.replace("{expert}", str(e)) for e in experts for name in self.names)
 
-    def shapes(self, ours: Shape, model: ModelConfig) -> list[Shape]:
+    def shapes(self, ours: Shape, model: ModelSettings) -> list[Shape]:
         """As in ``Layout``."""
-        one = (ours[0] // model.num_experts, *ours[1:])
-        return self._expert.shapes(one, model) * model.num_experts
+        one = (ours[0] // model.experts.num_experts, *ours[1:])
+        return self._expert.shapes(one, model) * model.experts.num_experts
 
-    def join(self, theirs: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], model: ModelSettings) -> Tensor:
         """As in ``Layout``."""
         each = len(self.names)
         parts = [theirs[first : first + each] for first in range(0, len(theirs), each)]
         return torch.cat([self._expert.join(part, model) for part in parts])
 
-    def split(self, ours: Tensor, model: ModelConfig) -> list[Tensor]:
+    def split(self, ours: Tensor, model: ModelSettings) -> list[Tensor]:
         """As in ``Layout``."""
-        parts = ours.chunk(model.num_experts)
+        parts = ours.chunk(model.experts.num_experts)
         return [tensor for part in parts for tensor in self._expert.split(part, model)]
 
 
@@ -199,7 +205,7 @@ class Recipe:
         their_shapes: shapes of their tensors by name.
     """
 
-    model: ModelConfig
+    model: ModelSettings
     shape: Shape
     layout: Layout
     their_shapes: Mapping[str, Shape]
@@ -228,7 +234,7 @@ class Recipe:
         }
 
 
-def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
+def recipes(model: ModelSettings, table: Table) -> dict[str, Recipe]:
     """Return the recipe of every tensor of a model, by our names in the order of the forward.
 
     Args:
@@ -245,7 +251,7 @@ def recipes(model: ModelConfig, table: Table) -> dict[str, Recipe]:
     return found
 
 
-def _in_table(name: str, model: ModelConfig) -> tuple[str, str]:
+def _in_table(name: str, model: ModelSettings) -> tuple[str, str]:
     """Return the name in a table, and the number of the layer.
 
     In their numbers the depths of multi-token prediction follow the last layer.
@@ -266,7 +272,7 @@ def without_number(name: str) -> tuple[str, str]:
     return LAYERS + rest, number
 
 
-def tensor_shapes(model: ModelConfig) -> dict[str, Shape]:
+def tensor_shapes(model: ModelSettings) -> dict[str, Shape]:
     """Return the shape of every tensor of a model by name, in the order of the forward."""
     placement = place(
         model,

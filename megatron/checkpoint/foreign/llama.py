@@ -19,7 +19,7 @@ from megatron.checkpoint.foreign.family import (
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 NORMS: Final = {
     "input_layernorm": "input_layernorm",
@@ -32,11 +32,11 @@ _TABLES: Final = {".rotary_emb.inv_freq": is_rotation}
 def common_fields(c: Fields, **defaults: int | None) -> Values:
     """Return the fields of our model that all families of this file name alike."""
     c.check("hidden_act", ("silu", "swish"), "silu")
-    tied = c.truth("tie_word_embeddings", False)
-    return sizes(c, **defaults) | read_rotation(c) | {"swiglu": True, "tie_embeddings": tied}
+    own = {"activation": "swiglu", "tie_embeddings": c.truth("tie_word_embeddings", False)}
+    return sizes(c, **defaults) | read_rotation(c) | own
 
 
-def written_fields(model: ModelConfig) -> Values:
+def written_fields(model: ModelSettings) -> Values:
     """Return the fields of ``config.json`` that all families of this file have."""
     return written_sizes(model) | write_rotation(model) | {"hidden_act": "silu"}
 
@@ -52,8 +52,8 @@ def _read_llama(c: Fields) -> Values:
     return common_fields(c) | {"add_bias_linear": biases[0]}
 
 
-def _write_llama(model: ModelConfig) -> Values:
-    bias = model.add_bias_linear
+def _write_llama(model: ModelSettings) -> Values:
+    bias = model.block.add_bias_linear
     return written_fields(model) | {"attention_bias": bias, "mlp_bias": bias}
 
 
@@ -64,11 +64,11 @@ def read_mistral(c: Fields) -> Values:
     return common | windows(c, size, [1] * common["num_layers"])
 
 
-def write_mistral(model: ModelConfig) -> Values:
+def write_mistral(model: ModelSettings) -> Values:
     """See ``Family.write``."""
-    size = model.window_size
+    size = model.attention.window_size
     written: Values = {"sliding_window": None if size is None else size + 1}
-    if size is not None and not all(model.is_local(i) for i in range(model.num_layers)):
+    if size is not None and not all(model.attention.is_local(i) for i in range(model.num_layers)):
         written["layer_types"] = layer_types(model)
     return written_fields(model) | written
 
@@ -96,9 +96,12 @@ def _qwen(c: Fields, common: Values) -> Values:
     return common | windows(c, size, [int(i >= first) for i in range(layers)])
 
 
-def write_qwen(model: ModelConfig) -> Values:
+def write_qwen(model: ModelSettings) -> Values:
     """See ``Family.write``."""
-    size, local = model.window_size, [model.is_local(i) for i in range(model.num_layers)]
+    size, local = (
+        model.attention.window_size,
+        [model.attention.is_local(i) for i in range(model.num_layers)],
+    )
     written: Values = {"use_sliding_window": size is not None}
     if size is not None:
         written |= {

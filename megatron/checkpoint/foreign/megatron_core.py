@@ -29,8 +29,8 @@ from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes, wit
 from megatron.checkpoint.foreign.weights import Advance, check_finite, write_weights
 from megatron.checkpoint.metadata import METADATA, unpickled
 from megatron.checkpoint.train_tensors import WEIGHT
-from megatron.model.config import ModelConfig
 from megatron.model.ownership import LAYERS, OUTPUT_LAYER, WORD_EMBEDDINGS
+from megatron.model.settings import ModelSettings
 from megatron.native.files import read_bytes
 from megatron.parallel.box import Box, Shape
 
@@ -105,7 +105,7 @@ def _read_common(path: Path) -> dict[str, Any]:
     return content
 
 
-def locate(reader: CoreReader, model: ModelConfig) -> dict[str, CoreTensor]:
+def locate(reader: CoreReader, model: ModelSettings) -> dict[str, CoreTensor]:
     """Return where every tensor of a model lies, by our names.
 
     Raises:
@@ -166,7 +166,7 @@ def _names(name: str) -> Iterator[tuple[str, int | None]]:
 def import_core(
     reader: CoreReader,
     found: Mapping[str, CoreTensor],
-    model: ModelConfig,
+    model: ModelSettings,
     root: Path,
     advance: Advance,
     *,

@@ -24,8 +24,9 @@ from megatron.checkpoint.foreign.llama import (
     write_qwen,
     written_fields,
 )
-from megatron.model.config import ModelConfig, Pattern
+from megatron.layers.patterns import LayerPattern
 from megatron.model.ownership import LAYERS
+from megatron.model.settings import ModelSettings
 
 
 def _read_mixtral(c: Fields) -> Values:
@@ -36,15 +37,15 @@ def _read_mixtral(c: Fields) -> Values:
         "num_experts": c.whole("num_local_experts", 8),
         "moe_ffn_hidden_size": dense["ffn_hidden_size"],
         "moe_router_topk": c.whole("num_experts_per_tok", 2),
-        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.001),
+        "moe_aux_loss_coeff": (c.number("router_aux_loss_coef", 0.001),),
     }
 
 
-def _write_mixtral(model: ModelConfig) -> Values:
+def _write_mixtral(model: ModelSettings) -> Values:
     return write_mistral(model) | {
-        "intermediate_size": model.moe_ffn_hidden_size,
-        "num_local_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
+        "intermediate_size": model.experts.moe_ffn_hidden_size,
+        "num_local_experts": model.experts.num_experts,
+        "num_experts_per_tok": model.experts.moe_router_topk,
         "router_aux_loss_coef": model.router.balances[0][1],
     }
 
@@ -77,44 +78,44 @@ def _qwen_experts(c: Fields, experts: int, topk: int, width: int) -> Values:
     """Return the fields of our model about experts; the numbers are defaults of left-out fields."""
     return {
         "num_experts": c.whole("num_experts", experts),
-        "moe_layer_pattern": _pattern(c),
+        "moe_layer_freq": _pattern(c),
         "moe_ffn_hidden_size": c.whole("moe_intermediate_size", width),
         "moe_router_topk": c.whole("num_experts_per_tok", topk),
         "moe_router_pre_softmax": not c.truth("norm_topk_prob", False),
-        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.001),
+        "moe_aux_loss_coeff": (c.number("router_aux_loss_coef", 0.001),),
     }
 
 
-def _pattern(c: Fields) -> Pattern:
-    """Return for every layer whether it has experts, 1 or 0."""
+def _pattern(c: Fields) -> LayerPattern:
+    """Return which layers have experts."""
     layers, step = c.whole("num_hidden_layers"), c.whole("decoder_sparse_step", 1)
     dense: Any = c.any("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(index) is int for index in dense):
         raise c.fault("mlp_only_layers", "a list of numbers of layers")
-    pattern = tuple(int((i + 1) % step == 0 and i not in dense) for i in range(layers))
-    if not any(pattern):
+    entries = tuple(int((i + 1) % step == 0 and i not in dense) for i in range(layers))
+    if not any(entries):
         raise ForeignError(
             f"{c.origin}: mlp_only_layers {dense} and decoder_sparse_step {step} leave none of the "
             f"num_hidden_layers {layers} layers experts"
         )
-    return pattern
+    return LayerPattern(listed=entries)
 
 
-def _write_qwen(model: ModelConfig) -> Values:
+def _write_qwen(model: ModelSettings) -> Values:
     layers = range(model.num_layers)
     return write_qwen(model) | {
-        "num_experts": model.num_experts,
-        "moe_intermediate_size": model.moe_ffn_hidden_size,
-        "num_experts_per_tok": model.moe_router_topk,
-        "norm_topk_prob": not model.moe_router_pre_softmax,
+        "num_experts": model.experts.num_experts,
+        "moe_intermediate_size": model.experts.moe_ffn_hidden_size,
+        "num_experts_per_tok": model.experts.moe_router_topk,
+        "norm_topk_prob": not model.experts.moe_router_pre_softmax,
         "router_aux_loss_coef": model.router.balances[0][1],
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [i for i in layers if not model.has_experts(i)],
+        "mlp_only_layers": [i for i in layers if not model.experts.in_layer(i)],
     }
 
 
-def _write_qwen2(model: ModelConfig) -> Values:
-    width = model.moe_shared_expert_intermediate_size
+def _write_qwen2(model: ModelSettings) -> Values:
+    width = model.experts.moe_shared_expert_intermediate_size
     return _write_qwen(model) | {"qkv_bias": True, "shared_expert_intermediate_size": width}
 
 
@@ -134,17 +135,17 @@ def _read_olmoe(c: Fields) -> Values:
         "moe_ffn_hidden_size": common["ffn_hidden_size"],
         "moe_router_topk": c.whole("num_experts_per_tok", 8),
         "moe_router_pre_softmax": not c.truth("norm_topk_prob", False),
-        "moe_aux_loss_coeff": c.number("router_aux_loss_coef", 0.01),
+        "moe_aux_loss_coeff": (c.number("router_aux_loss_coef", 0.01),),
     }
 
 
-def _write_olmoe(model: ModelConfig) -> Values:
+def _write_olmoe(model: ModelSettings) -> Values:
     return written_fields(model) | {
-        "intermediate_size": model.moe_ffn_hidden_size,
-        "num_experts": model.num_experts,
-        "num_experts_per_tok": model.moe_router_topk,
-        "norm_topk_prob": not model.moe_router_pre_softmax,
-        "router_aux_loss_coef": model.moe_aux_loss_coeff,
+        "intermediate_size": model.experts.moe_ffn_hidden_size,
+        "num_experts": model.experts.num_experts,
+        "num_experts_per_tok": model.experts.moe_router_topk,
+        "norm_topk_prob": not model.experts.moe_router_pre_softmax,
+        "router_aux_loss_coef": model.balance.moe_aux_loss_coeff[0],
     }
 
 

@@ -11,7 +11,7 @@ from megatron.layers.rope_scaling import (
     YarnScaling,
     length_factor,
 )
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 _LARGEST_BASE: Final = 10**12
 
@@ -175,20 +175,20 @@ _READERS: Final[Mapping[Any, Callable[[Fields, Fields], Values]]] = {
 """For each type of scaling, the function that reads it from its fields and the model's fields."""
 
 
-def write_rotation(model: ModelConfig) -> Values:
+def write_rotation(model: ModelSettings) -> Values:
     """Return the fields of ``config.json`` that ``read_rotation`` reads, by their older names.
 
     Every version of ``transformers`` knows the older names.
     """
-    written: Values = {"rope_theta": float(model.rotary_base)}
+    written: Values = {"rope_theta": float(model.positions.rotary_base)}
     scaling = _written_scaling(model)
-    if scaling and model.multi_latent_attention and model.mscale_all_dim:
-        scaling["mscale_all_dim"] = model.mscale_all_dim
+    if scaling and model.latent.multi_latent_attention and model.rope_scaling.mscale_all_dim:
+        scaling["mscale_all_dim"] = model.rope_scaling.mscale_all_dim
     return written | ({"rope_scaling": scaling} if scaling else {})
 
 
-def _written_scaling(model: ModelConfig) -> Values:
-    scaling = model.rope_scaling
+def _written_scaling(model: ModelSettings) -> Values:
+    scaling = model.rope_scaling.scaling(model.seq_length)
     if isinstance(scaling, DynamicScaling):
         return {"rope_type": "dynamic", "factor": scaling.factor}
     if isinstance(scaling, YarnScaling):
@@ -209,8 +209,8 @@ def _written_scaling(model: ModelConfig) -> Values:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_length,
         }
-    if model.rotary_seq_len_interpolation_factor != 1:
-        factor = float(model.rotary_seq_len_interpolation_factor)
+    if model.positions.rotary_seq_len_interpolation_factor != 1:
+        factor = float(model.positions.rotary_seq_len_interpolation_factor)
         return {"rope_type": "linear", "factor": factor}
     return {}
 

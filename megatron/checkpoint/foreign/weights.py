@@ -1,7 +1,6 @@
 """Writes imported weights as a checkpoint of this program."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +9,8 @@ from torch import Tensor
 from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.model.config import ModelConfig
+from megatron.checkpoint.saved_model import stored
+from megatron.model.settings import ModelSettings
 from megatron.parallel.groups import ConnectedAxis
 
 Advance = Callable[[int], None]
@@ -19,7 +19,7 @@ Advance = Callable[[int], None]
 _ALONE: Final = ConnectedAxis("world", 0, (0,))
 
 
-def write_weights(root: Path, model: ModelConfig, tensors: Mapping[str, StreamedTensor]) -> Path:
+def write_weights(root: Path, model: ModelSettings, tensors: Mapping[str, StreamedTensor]) -> Path:
     """Write a checkpoint of iteration 0 that has weights only, as ``--finetune`` loads it.
 
     Args:
@@ -38,7 +38,7 @@ def write_weights(root: Path, model: ModelConfig, tensors: Mapping[str, Streamed
         "consumed_samples": 0,
         "optimizer_steps": 0,
         "has_optimizer": False,
-        "model": asdict(model),
+        "model": stored(model),
         "plan": "",
     }
     return storage.write(root, 0, tensors, common, _ALONE)

@@ -5,7 +5,7 @@ which only an import would have to undo.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,7 @@ from megatron.checkpoint.foreign.families import family_of
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.hugging_face import CONFIG
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.config.model_words import model_flags
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 OF_WEIGHTS: Final = "quantization_config"
 """A field that tells of the weights beside the file, and nothing of the model."""
@@ -36,7 +35,7 @@ class AskedModel:
     """
 
     flags: Mapping[str, Sequence[str]]
-    model: ModelConfig = field(repr=False)
+    model: ModelSettings = field(repr=False)
     origin: Path
     notes: tuple[str, ...] = ()
 
@@ -74,7 +73,7 @@ def model_of(path: Path, seq_length: int | None = None) -> AskedModel:
         model = family_of(config).model_of(config, seq_length)
     except ForeignError as error:
         raise ForeignError(f"{error}; or {OR_FLAGS}") from error
-    flags = {**model_flags(asdict(model)), "--vocab-size": [str(model.vocab_size)]}
+    flags = {**model.flags(), "--vocab-size": [str(model.vocab_size)]}
     return AskedModel(flags, model, origin, notes)
 
 

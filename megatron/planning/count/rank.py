@@ -152,7 +152,7 @@ class CountedRank:
         if ranks.visits:
             buffer = AssumedBuffer(recorder, groups.experts.size, imbalance)
             return VisitedExperts(groups.experts, groups.expert_gradients, buffer)
-        exchanges = ranks.dispatcher == "alltoall" and groups.experts.size > 1
+        exchanges = ranks.moe_token_dispatcher_type == "alltoall" and groups.experts.size > 1
         kind = AssumedExchange if exchanges else AssumedGathering
         axes = groups.experts, groups.expert_tensor, groups.expert_gradients
         return kind(*axes, recorder, imbalance)

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.run_config import RunConfig
 from megatron.config.slice_lengths import lengths_of_slices
 from megatron.data.config import DocumentsConfig
 from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.config import ModelConfig
 from megatron.model.placement import Placement, place
+from megatron.model.settings import ModelSettings
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
+from megatron.parallel.settings import ExpertRankSettings
 from megatron.planning.count.recorder import META
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
@@ -43,7 +43,7 @@ class Subject(NamedTuple):
         gathers_eight_bits: the optimizer rounds the weights of layers that multiply in 8 bits.
     """
 
-    model: ModelConfig
+    model: ModelSettings
     samples: int
     dtype: torch.dtype
     gradient_dtype: torch.dtype
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
     tensor_size: int
     sequence_parallel: bool
     context_size: int
-    experts: ExpertRanks
+    experts: ExpertRankSettings
     expert_imbalance: float
     context_exchange: ContextExchange
     context_heads_size: int
@@ -106,14 +106,15 @@ class Subject(NamedTuple):
         If ranks of other replicas exchange tokens with it, the grid has these replicas too.
         """
         tensor, experts = self.tensor_size, self.experts
-        block = experts.size * (experts.tensor_size or tensor)
+        size, sharing = experts.expert_model_parallel_size, experts.expert_tensor_parallel_size
+        block = size * (sharing or tensor)
         return Grid(
             tensor,
             block // gcd(block, tensor * self.context_size),
             ranks,
             context_size=self.context_size,
-            expert_size=experts.size,
-            given_expert_tensor_size=experts.tensor_size,
+            expert_size=size,
+            given_expert_tensor_size=sharing,
             context_heads_size=self.context_heads_size,
         )
 
@@ -162,7 +163,7 @@ class Subject(NamedTuple):
 
     def _further(self, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return what follows this rank's tokens of every sample, without values."""
-        depths = self.model.mtp_num_layers
+        depths = self.model.further.mtp_num_layers
         if not depths or (self.context_size == 1 and not self.slices):
             return None
         shape = self.samples, depths, tokens

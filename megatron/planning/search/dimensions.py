@@ -8,11 +8,13 @@ from math import gcd, prod
 from typing import Final
 
 from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
-from megatron.config.experts import ExpertFlags, experts_of
-from megatron.config.model import ModelFlags
+from megatron.config.experts import is_mixture
 from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.schedule import COMPARED_TREATMENTS
 from megatron.config.train import TrainFlags
+from megatron.layers.experts.settings import ExpertSettings
+from megatron.layers.settings import MLPSettings
+from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.planning.search.dimension import Choices, Dimension, Kind
 from megatron.planning.search.line import Choice, Edit, Line, left_out, set_to
@@ -66,7 +68,7 @@ def _replicas(line: Line, apart: str = "") -> int:
 
 
 def _context(line: Line) -> Sequence[Choice]:
-    most, ranks = line.flags[ModelFlags].seq_length // _LEAST_TOKENS, _replicas(line, "context")
+    most, ranks = line.flags[ShapeSettings].seq_length // _LEAST_TOKENS, _replicas(line, "context")
     return [
         (set_to("--context-parallel-size", size),)
         for size in _powers_of_two(max(1, most))
@@ -83,8 +85,8 @@ def _exchange(line: Line) -> Sequence[Choice]:
 
 def _experts(line: Line) -> Sequence[Choice]:
     """Return the numbers of ranks that share experts, whole experts on each."""
-    experts = line.flags[ExpertFlags].num_experts
-    if experts_of(line.flags) is None or experts is None:
+    experts = line.flags[ExpertSettings].num_experts
+    if not is_mixture(line.flags) or experts is None:
         return [()]
     whole = set_to("--expert-tensor-parallel-size", 1)
     most = min(gcd(experts, line.world_size), _MOST_EXPERT_RANKS)
@@ -93,7 +95,7 @@ def _experts(line: Line) -> Sequence[Choice]:
 
 
 def _pipeline(line: Line) -> Sequence[Choice]:
-    ranks, layers = _replicas(line, "pipeline"), line.flags[ModelFlags].num_layers
+    ranks, layers = _replicas(line, "pipeline"), line.flags[ShapeSettings].num_layers
     return [
         (set_to("--pipeline-model-parallel-size", size),)
         for size in _divisors(ranks)
@@ -112,7 +114,7 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
     share, rest = divmod(train.global_batch_size or 1, max(1, _replicas(line)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
-    tokens = line.flags[ModelFlags].seq_length // sizes.context_parallel_size
+    tokens = line.flags[ShapeSettings].seq_length // sizes.context_parallel_size
     able = [size for size in (1, 2, 4, 8) if share % size == 0 and size * tokens <= 2 * _TOKENS]
     able.sort(key=lambda size: (abs(size * tokens - _TOKENS), size))
     return [(set_to("--micro-batch-size", size),) for size in able or [1]]
@@ -121,7 +123,7 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
 def _schedule(line: Line) -> Sequence[Choice]:
     """Return the schedules with their chunks, the most promising first."""
     ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
-    layers = line.flags[ModelFlags].num_layers
+    layers = line.flags[ShapeSettings].num_layers
     if ranks == 1:
         return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
     names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES))
@@ -230,8 +232,10 @@ def _selective(*names: str) -> Choice:
 
 def _memory(line: Line) -> Sequence[Choice]:
     """Return ways to hold less, about the fastest first; most hold less than the ones before."""
-    mixture = experts_of(line.flags) is not None
-    active = ["mlp_act"] * (not line.flags[ModelFlags].squared_relu) + ["moe_act"] * mixture
+    mixture = is_mixture(line.flags)
+    active = ["mlp_act"] * (line.flags[MLPSettings].activation != "squared_relu") + [
+        "moe_act"
+    ] * mixture
     quick, cheap = _selective("layernorm"), _selective("layernorm", *active)
     dear = _selective("layernorm", "mlp", *(["moe"] if mixture else []))
     whole = (

@@ -35,7 +35,7 @@ def introduction(
     tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
     tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
     tensor += f" x {parallel.context_size} context-parallel" if parallel.context_size > 1 else ""
-    grid, dispatcher = parallel.grid, parallel.experts.dispatcher
+    grid, dispatcher = parallel.grid, parallel.experts.moe_token_dispatcher_type
     if grid.spreads_experts:
         tensor += f", experts over {grid.expert_size} x {grid.expert_tensor_size} ({dispatcher}),"
     again = " with recomputed logits" if train.vocab_recompute else ""

@@ -6,7 +6,7 @@ weights.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +18,10 @@ from megatron.checkpoint.foreign.families import family_of
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.hugging_face import CONFIG, import_model, open_model, plan_export
 from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.checkpoint.saved_model import differences, stored
 from megatron.config.command_line import parse
-from megatron.config.model_words import differences, model_flags, words_of_megatron
-from megatron.model.config import ModelConfig
+from megatron.config.megatron_words import words_of_megatron
+from megatron.model.settings import ModelSettings
 from tools.conversions_table import (
     CONFIGS,
     loaded_model,
@@ -247,7 +248,7 @@ class Comparison:
 
     def __init__(self, family: str) -> None:
         self._config = config_of(family)
-        self._right: dict[ModelConfig, torch.Tensor] = {}
+        self._right: dict[ModelSettings, torch.Tensor] = {}
 
     def fault_of(self, change: Change, folder: Path) -> str | None:
         """Return a line on what is wrong after a change; ``None``: right, or refused by name.
@@ -315,16 +316,15 @@ def _named(message: str, change: Change) -> str | None:
     return f"refused without its name: {message}"
 
 
-def told_by_training(model: ModelConfig) -> str:
+def told_by_training(model: ModelSettings) -> str:
     """Return how the model of the flags that an import prints differs; "" if it does not."""
-    saved = asdict(model)
-    words = [word for option, own in model_flags(saved).items() for word in (option, *own)]
+    words = [word for option, own in model.flags().items() for word in (option, *own)]
     given = ["--vocab-size", str(model.vocab_size), "--make-vocab-size-divisible-by", "1"]
     try:
         made = parse(words_of_megatron({}, [*given, *words]), 1, speak=False).model
     except ValueError as error:
         return f"imported, and training says: {error}"
-    return "; ".join(differences(saved, asdict(made)))
+    return "; ".join(differences(stored(model), made))
 
 
 def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> str:

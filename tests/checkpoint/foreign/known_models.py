@@ -12,20 +12,46 @@ from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.choose import read_model
 from megatron.checkpoint.foreign.layouts import tensor_shapes
 from megatron.checkpoint.reading import TensorReader, read_boxes
+from megatron.flags.tree import values_of
+from megatron.model.settings import ModelSettings
 from megatron.parallel.box import whole
 
 
 def our_logits(where: Path, tokens_bs: torch.Tensor) -> torch.Tensor:
     """Logits [b, s, V] of the plain GPT with the weights of a checkpoint, in fp32."""
-    model, parameters = read_model(where), weights(where)
-    known = {field.name for field in fields(GPTOptions)}
-    options = GPTOptions(**{n: value for n, value in vars(model).items() if n in known})
+    options, parameters = options_of(read_model(where)), weights(where)
     ending = ".router.expert_bias"
     biases = {
         name.removesuffix(ending): parameters[name] for name in parameters if name.endswith(ending)
     }
     with patch.dict(plain_experts.biases, biases):
         return logits(parameters, tokens_bs, options)
+
+
+def options_of(model: ModelSettings) -> GPTOptions:
+    """The same model in the words of the plain reference."""
+    known, layers = {field.name for field in fields(GPTOptions)}, range(model.num_layers)
+    own = {name: value for name, value in values_of(model).items() if name in known}
+    dtype, positions = model.experts.moe_router_dtype, model.positions
+    is_rope = positions.position_embedding_type == "rope"
+    return GPTOptions(
+        **own
+        | {
+            "swiglu": model.mlp.activation == "swiglu",
+            "geglu": model.mlp.activation == "geglu",
+            "quick_geglu": model.mlp.activation == "quick_geglu",
+            "squared_relu": model.mlp.activation == "squared_relu",
+            "window_pattern": tuple(map(int, map(model.attention.is_local, layers))),
+            "no_rope_pattern": tuple(
+                int(is_rope and not positions.rotates(layer)) for layer in layers
+            ),
+            "moe_layer_pattern": tuple(map(int, map(model.experts.in_layer, layers))),
+            "moe_router_num_groups": model.experts.moe_router_num_groups or 1,
+            "moe_router_group_topk": model.experts.moe_router_group_topk or 1,
+            "moe_router_in_fp32": dtype == "fp32",
+            "moe_router_in_fp64": dtype == "fp64",
+        }
+    )
 
 
 def weights(where: Path) -> Parameters:

@@ -5,7 +5,6 @@ not count.
 """
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,9 @@ from megatron.checkpoint.foreign.hugging_face import open_model, plan_export
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes
 from megatron.checkpoint.foreign.same_models import OF_TRAINING
 from megatron.checkpoint.foreign.weights import write_weights
-from megatron.model.config import ModelConfig
+from megatron.flags.tree import declared_in, values_of
+from megatron.layers.patterns import LayerPattern
+from megatron.model.settings import ModelSettings
 from tools.conversions_table import CONFIGS, loaded_model, run_logits, some_tokens, their_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
@@ -37,9 +38,10 @@ _WORDS: Final[dict[str, tuple[Any, ...]]] = {
     "normalization": ("LayerNorm", "RMSNorm"),
     "moe_router_score_function": ("softmax", "sigmoid"),
     "window_size": (3, None),
-    "window_pattern": ((1, 0), ()),
-    "no_rope_pattern": ((1, 0),),
-    "moe_layer_pattern": ((1, 0), (0, 1), (1,)),
+    "activation": ("gelu", "swiglu", "squared_relu", "geglu", "quick_geglu"),
+    "window_attn_skip_freq": (LayerPattern(every=2), None),
+    "no_rope_freq": (LayerPattern(listed=(1, 0)),),
+    "moe_layer_freq": (LayerPattern(every=2), LayerPattern(listed=(0, 1)), LayerPattern(every=1)),
     "softmax_scale": (0.3, None),
     "rotary_base_local": (500, None),
     "q_lora_rank": (6, None),
@@ -49,10 +51,15 @@ _WORDS: Final[dict[str, tuple[Any, ...]]] = {
     "mscale": (0.0, 0.5),
     "mscale_all_dim": (0.0, 0.5),
 }
+_OF_WORDS: Final = (
+    *("group_query_attention", "query_pre_attn_scalar", "scale_embeddings_by_hidden_size"),
+)
+"""Fields of command lines, of which other fields of a model follow."""
+
 FIELDS: Final = [
-    own.name
-    for own in fields(ModelConfig)
-    if own.name not in OF_TRAINING and own.name not in ("seq_length", "mtp_num_layers")
+    name
+    for name in ("vocab_size", *declared_in(ModelSettings))
+    if name not in (*OF_TRAINING, *_OF_WORDS) and name not in ("seq_length", "mtp_num_layers")
 ]
 
 
@@ -68,7 +75,7 @@ def values(field: str, value: Any) -> Iterator[Any]:
         yield from {0.5 * value, 2 * value, 1.0, 0.0} - {value}
 
 
-def fault_of(model: ModelConfig, family: str, folder: Path) -> str | None:
+def fault_of(model: ModelSettings, family: str, folder: Path) -> str | None:
     """Return a line on what is wrong with the export of a model; ``None``: nothing."""
     if told_by_training(model):
         return None
@@ -108,8 +115,8 @@ def test_an_export_is_right_or_the_field_is_named(family: str, field: str, tmp_p
     chosen = family_of(config)
     model = chosen.model_of(config, 20)
     faults = {}
-    for number, value in enumerate(values(field, getattr(model, field))):
-        changed = replace(model, **{field: value})
+    for number, value in enumerate(values(field, values_of(model)[field])):
+        changed = model.replaced(**{field: value})
         if fault := fault_of(changed, chosen.name, tmp_path / str(number)):
             faults[value] = fault
     assert not faults

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,8 +17,7 @@ from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.foreign.layouts import tensor_shapes
 from megatron.checkpoint.foreign.weights import write_weights
 
-LARGE: Final = replace(
-    MODEL,
+LARGE: Final = MODEL.replaced(
     num_layers=12,
     hidden_size=768,
     ffn_hidden_size=2048,

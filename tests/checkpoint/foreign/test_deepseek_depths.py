@@ -63,7 +63,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random_model("deepseek v3").save_pretrained(root / "main")
     run("import", root / "main", root / "main_ours", "--seq-length", 20)
     main_model = choose(root / "main_ours", None)
-    model = replace(read_model(main_model), mtp_num_layers=DEPTHS)
+    model = read_model(main_model).replaced(mtp_num_layers=DEPTHS)
     known, generator = weights(main_model), torch.Generator().manual_seed(5)
     streamed = {}
     for name, shape in tensor_shapes(model).items():
@@ -188,7 +188,7 @@ def test_copies_may_be_lacking_but_not_differ(exported: Path, tmp_path: Path) ->
     assert len(copies) == 2 * DEPTHS
     lacking = {name: own for name, own in found.items() if name not in copies}
     run("import", changed(exported / "theirs", tmp_path / "few", lacking), tmp_path / "ours")
-    assert read_model(choose(tmp_path / "ours", None)).mtp_num_layers == DEPTHS
+    assert read_model(choose(tmp_path / "ours", None)).further.mtp_num_layers == DEPTHS
     for name in copies:
         found[name] = found[name].clone()
     found[copies[0]][3, 4] += 1
@@ -206,7 +206,7 @@ def test_files_of_the_main_model_alone_make_the_main_model(exported: Path, tmp_p
         if not name.startswith(tuple(f"model.layers.{LAYERS + d}." for d in range(DEPTHS)))
     }
     run("import", changed(exported / "theirs", tmp_path / "alone", alone), tmp_path / "ours")
-    assert read_model(choose(tmp_path / "ours", None)).mtp_num_layers == 0
+    assert read_model(choose(tmp_path / "ours", None)).further.mtp_num_layers == 0
     lacking = {name: own for name, own in found.items() if not name.endswith("1.eh_proj.weight")}
     del lacking[f"model.layers.{LAYERS}.eh_proj.weight"]
     folder = changed(exported / "theirs", tmp_path / "lacking", lacking)

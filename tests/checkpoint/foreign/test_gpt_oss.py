@@ -9,7 +9,7 @@ from megatron.checkpoint.foreign.families import family_of
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
 SMALL = {
     "model_type": "gpt_oss",
@@ -22,7 +22,7 @@ SMALL = {
 }
 
 
-def model(**fields: object) -> ModelConfig:
+def model(**fields: object) -> ModelSettings:
     return GPT_OSS.model_of(Fields(SMALL | fields, "config.json"))
 
 
@@ -37,10 +37,18 @@ def test_files_in_mxfp4_are_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_fields_that_are_left_out_are_those_of_the_published_models() -> None:
     found = model()
     assert [found.window_of(layer) for layer in range(4)] == [127, None, 127, None]
-    assert (found.rope_type, found.rotary_base, found.rotary_scaling_factor) == ("yarn", 150000, 32)
-    assert found.yarn_exact_range
-    assert (found.num_experts, found.moe_router_topk, found.num_query_groups) == (128, 4, 8)
-    assert (found.activation_func_clamp_value, found.glu_linear_offset) == (7.0, 1.0)
+    assert (
+        found.rope_scaling.rope_type,
+        found.positions.rotary_base,
+        found.rope_scaling.rotary_scaling_factor,
+    ) == ("yarn", 150000, 32)
+    assert found.rope_scaling.yarn_exact_range
+    assert (
+        found.experts.num_experts,
+        found.experts.moe_router_topk,
+        found.attention.num_query_groups,
+    ) == (128, 4, 8)
+    assert (found.mlp.activation_func_clamp_value, found.mlp.glu_linear_offset) == (7.0, 1.0)
 
 
 @pytest.mark.parametrize(

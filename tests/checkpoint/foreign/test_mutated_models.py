@@ -21,9 +21,9 @@ from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.foreign.layouts import tensor_shapes
 from megatron.checkpoint.foreign.weights import write_weights
 from megatron.commands.convert_checkpoint import main
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 
-MODEL: Final = ModelConfig(
+MODEL: Final = ModelSettings.of(
     num_layers=2,
     hidden_size=8,
     ffn_hidden_size=12,
@@ -35,7 +35,7 @@ MODEL: Final = ModelConfig(
     vocab_size=11,
     position_embedding_type="rope",
     normalization="RMSNorm",
-    swiglu=True,
+    activation="swiglu",
     add_bias_linear=False,
     tie_embeddings=False,
     attention_dropout=0.0,

@@ -75,7 +75,7 @@ def test_an_output_matrix_beside_a_tied_embedding_is_imported(
     run("import", folder, tmp_path / "ours", "--seq-length", 20)
     embedding, head = HEADS[family]
     assert f"note: {head} differs from {embedding}" in capsys.readouterr().err
-    assert not read_model(choose(tmp_path / "ours", None)).tie_embeddings
+    assert not read_model(choose(tmp_path / "ours", None)).vocabulary.tie_embeddings
     assert (logits(tmp_path / "ours") - wanted).abs().max() < CLOSE
     run("export", tmp_path / "ours", tmp_path / "again")
     assert not json.loads((tmp_path / "again" / "config.json").read_text())["tie_word_embeddings"]
@@ -92,7 +92,7 @@ def test_a_copy_of_the_embedding_is_tied(
     rewritten(folder, lambda tensors: tensors.update({head: tensors[embedding].clone()}))
     run("import", folder, tmp_path / "ours", "--seq-length", 20)
     assert "note" not in capsys.readouterr().err
-    assert read_model(choose(tmp_path / "ours", None)).tie_embeddings
+    assert read_model(choose(tmp_path / "ours", None)).vocabulary.tie_embeddings
     wanted = their_logits(loaded_model(folder), some_tokens())
     assert (logits(tmp_path / "ours") - wanted).abs().max() < CLOSE
 
@@ -166,7 +166,7 @@ def test_copies_of_multi_token_prediction_are_compared_with_a_tied_embedding(
     rewritten(folder, add, num_nextn_predict_layers=1)
     run("import", folder, tmp_path / "ours", "--seq-length", 20)
     found = read_model(choose(tmp_path / "ours", None))
-    assert (found.mtp_num_layers, found.tie_embeddings) == (1, True)
+    assert (found.further.mtp_num_layers, found.vocabulary.tie_embeddings) == (1, True)
     rewritten(folder, lambda tensors: tensors[copy].add_(1))
     told = refused(folder, tmp_path / "refused")
     assert f"{copy} differs from model.embed_tokens.weight, to which tie_word_emb" in told

@@ -1,6 +1,5 @@
 """Models that this program and ``transformers`` would compute differently are refused by name."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,9 @@ def test_rope_has_positions_for_longer_samples() -> None:
     family = family_of(Fields(config_of("llama 2"), "config.json"))
     fields = Fields(config_of("llama 2") | {"max_position_embeddings": 16}, "config.json")
     model = family.model_of(fields, 20)
-    assert (model.seq_length, model.max_position_embeddings) == (20, 20)
+    assert (model.seq_length, model.positions.max_position_embeddings) == (20, 20)
     for positions, written in ((16, 20), (20, 20), (64, 64)):
-        exported = family.config_of(replace(model, max_position_embeddings=positions))
+        exported = family.config_of(model.replaced(max_position_embeddings=positions))
         assert exported["max_position_embeddings"] == written
 
 

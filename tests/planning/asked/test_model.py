@@ -12,7 +12,7 @@ import pytest
 
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes
 from megatron.config.command_line import parse
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.asked.model import model_of
 
 REST = ["--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--bf16", "--dry-run"]
@@ -144,7 +144,7 @@ def written(fields: object, folder: Path) -> Path:
     return folder
 
 
-def by_flags(*words: str) -> ModelConfig:
+def by_flags(*words: str) -> ModelSettings:
     """The model of a command line."""
     return parse([*words, *REST], 1).model
 

@@ -13,26 +13,25 @@ from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.optimizer.config import OptimizerConfig
 from megatron.planning.count.run import count_ranks
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount
 
-MODEL: Final = replace(
-    GPT,
+MODEL: Final = GPT.replaced(
     num_layers=8,
     vocab_size=960,  # divides by all numbers of shards, so no row is padding
     hidden_dropout=0.0,
 )
 LLAMA: Final = llama_of(MODEL, kv_channels=24, ffn_hidden_size=96)
-FURTHER: Final = replace(LLAMA, mtp_num_layers=2)
+FURTHER: Final = LLAMA.replaced(mtp_num_layers=2)
 """A model that predicts two further tokens."""
 
 
 def run_of(
-    model: ModelConfig = MODEL,
+    model: ModelSettings = MODEL,
     treatment: str = "none",
     ranks: int = 1,
     samples: int = 1,
@@ -87,7 +86,7 @@ def plan_of(run: RunConfig, schedule: str = "1f1b", **options: Any) -> Plan:
     """Return a plan of one microbatch for a run."""
     parallel = run.parallel
     plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline_size, 1, **options)
-    return replace(plan, looks_ahead=run.model.mtp_num_layers > 0)
+    return replace(plan, looks_ahead=run.model.further.mtp_num_layers > 0)
 
 
 def counted(run: RunConfig, layers: Sequence[int], schedule: str = "1f1b") -> list[RankCount]:

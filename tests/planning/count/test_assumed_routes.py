@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.count.counting import LLAMA, counted, run_of
 
-from megatron.config.expert_ranks import ExpertRanks
 from megatron.config.log import DryRun
 from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.experts import Dispatcher
+from megatron.parallel.settings import ExpertRankSettings
 from megatron.planning.count.assumed_routes import assumed_rows, busiest, visitors
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HOST_WAIT, Collective, Launch, RankCount
 
-MIXTURE: Final = replace(
-    LLAMA, num_layers=2, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2
+MIXTURE: Final = LLAMA.replaced(
+    num_layers=2, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2
 )
 RANKS: Final = 4
 
@@ -40,7 +40,7 @@ def test_every_rank_sends_all_its_rows_and_keeps_what_comes_from_itself(
 
 def of(dispatcher: Dispatcher, imbalance: float) -> RankCount:
     """Return the count of a rank whose experts are spread over ``RANKS`` replicas."""
-    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(RANKS, 1, dispatcher)})
+    run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(RANKS, 1, dispatcher)})
     [found] = counted(replace(run, dry_run=DryRun("H100", expert_imbalance=imbalance)), (2,))
     return found
 
@@ -107,7 +107,7 @@ def test_bytes_of_every_exchange_are_those_of_the_tokens(dispatcher: Dispatcher,
         + home(rows, *layout),
         "B": there(rows, *layout) + home(4 * choices, *layout) + home(rows, *layout),
     }  # fmt: skip
-    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(e, etp, dispatcher)})
+    run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(e, etp, dispatcher)})
     [found] = counted(replace(run, dry_run=DryRun("H100")), (2,))
     for kind, moved in wanted.items():
         steps = [step for work, _ in found.passes[kind, 0].parts for step in work.steps]
@@ -120,7 +120,7 @@ def test_bytes_of_every_exchange_are_those_of_the_tokens(dispatcher: Dispatcher,
 @pytest.mark.parametrize("ranks", [1, RANKS])
 def test_a_package_that_multiplies_makes_the_host_wait_once_more_in_every_layer(ranks: int) -> None:
     """The kernels need no numbers from the host, and launches are counted as theirs."""
-    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(ranks, 1, "alltoall")})
+    run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(ranks, 1, "alltoall")})
     by_package = replace(run, train=replace(run.train, grouped_package="grouped_gemm"))
     own, other = (counted(each, (2,))[0].passes for each in (run, by_package))
     further: dict[PassKind, int] = {"F": MIXTURE.num_layers, "B": 0}
@@ -134,13 +134,12 @@ def test_a_package_that_multiplies_makes_the_host_wait_once_more_in_every_layer(
 
 def test_the_host_waits_for_every_assumed_round_of_sinkhorn() -> None:
     """Beside the waits, rounds are launches; without sinkhorn the host never waits."""
-    balanced = replace(
-        MIXTURE,
+    balanced = MIXTURE.replaced(
         moe_router_topk=1,
-        moe_router_load_balancing_type="sinkhorn",
-        moe_aux_loss_coeff=0.0,
+        moe_router_load_balancing_type=("sinkhorn",),
+        moe_aux_loss_coeff=(0.0,),
     )
-    plain = replace(MIXTURE, moe_router_topk=1, moe_router_score_function="sigmoid")
+    plain = MIXTURE.replaced(moe_router_topk=1, moe_router_score_function="sigmoid")
     steps = {
         model: [
             step
@@ -185,7 +184,7 @@ def test_deep_ep_sends_a_token_once_to_a_rank_and_the_host_waits_once() -> None:
 
 
 def test_with_deep_ep_a_package_that_multiplies_makes_the_host_wait_no_more() -> None:
-    run = run_of(MIXTURE, sizes={"experts": ExpertRanks(RANKS, 1, "flex")})
+    run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(RANKS, 1, "flex")})
     by_package = replace(run, train=replace(run.train, grouped_package="grouped_gemm"))
     own, other = (counted(each, (2,))[0].passes["F", 0].parts for each in (run, by_package))
     assert [work.steps for work, _ in own] == [work.steps for work, _ in other]

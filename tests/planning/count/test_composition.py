@@ -10,8 +10,9 @@ from planning.count.counting import FURTHER, LLAMA, MODEL, counted, plan_of, run
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.count import run as counting_run
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.run import count_ranks
@@ -20,7 +21,9 @@ from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount, RankCount, Step
 
-UNLIKE = replace(LLAMA, num_layers=6, window_size=5, window_pattern=(1, 0, 1))
+UNLIKE = LLAMA.replaced(
+    num_layers=6, window_size=5, window_attn_skip_freq=LayerPattern(listed=(1, 0, 1))
+)
 """Of three layers in a row, no two neighbours are alike."""
 
 WAYS = {
@@ -104,7 +107,7 @@ def test_layers_that_are_computed_again_ahead_are_in_their_own_pass(ahead: int) 
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 @pytest.mark.parametrize("model", [MODEL, FURTHER], ids=["gpt", "further tokens"])
 def test_ranks_that_share_a_count_are_counted_like_themselves(
-    model: ModelConfig, treatment: str, schedule: str
+    model: ModelSettings, treatment: str, schedule: str
 ) -> None:
     """Ranks 1 and 2 have the same parts, under other numbers of stages."""
     run = run_of(model, treatment, 4)

@@ -8,7 +8,7 @@ import pytest
 from planning.count.counting import LLAMA, MODEL, counted, run_of
 
 from megatron.config.run_config import RunConfig
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.dry_run import dry_run
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import Launch, RankCount
@@ -16,12 +16,12 @@ from megatron.simulator.costs.gpus import gpu
 
 FLASH = "_scaled_dot_product_flash_attention"
 SAMPLES, GRANULE = 64, 512
-KEPT = replace(LLAMA, num_layers=4, attention_dropout=0.0)
+KEPT = LLAMA.replaced(num_layers=4, attention_dropout=0.0)
 """A model without dropout in its attention."""
 
 
 def run_with(
-    model: ModelConfig = KEPT, sizes: dict[str, Any] | None = None, **documents: Any
+    model: ModelSettings = KEPT, sizes: dict[str, Any] | None = None, **documents: Any
 ) -> RunConfig:
     run = run_of(model, "vocab-2", 2, SAMPLES, sizes=sizes)
     return replace(run, data=replace(run.data, **documents))
@@ -55,11 +55,11 @@ def test_a_kernel_that_packs_documents_does_the_work_of_whole_samples(
 
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [(replace(KEPT, attention_dropout=0.1), {}), (KEPT, {"context_size": 2})],
+    [(KEPT.replaced(attention_dropout=0.1), {}), (KEPT, {"context_size": 2})],
     ids=["dropout", "ranks that share samples"],
 )
 def test_without_such_a_kernel_attention_goes_block_by_block(
-    model: ModelConfig, sizes: dict[str, Any]
+    model: ModelSettings, sizes: dict[str, Any]
 ) -> None:
     """Its probabilities are in memory, and formed again in the backward."""
     plain = first_rank(run_with(model, sizes))

@@ -102,7 +102,7 @@ def test_the_first_slice_takes_the_buffer_of_keys_and_the_last_one_to_come_frees
     """The gradients of earlier keys take fp32 for all tokens before the last slice."""
     run, plan = sliced()
     count = count_ranks(run, plan, LAYERS)[0]
-    width = 2 * MODEL.num_query_groups * (MODEL.kv_channels or 0)
+    width = 2 * MODEL.attention.num_query_groups * (MODEL.attention.kv_channels or 0)
     keys, layers = 2 * width * LENGTH, LAYERS[0]
     left = {kind: [own.passes[kind, 0].left for own in count.slices] for kind in BOTH}
     assert left["F"][0] - left["F"][1] == layers * keys

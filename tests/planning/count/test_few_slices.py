@@ -10,7 +10,7 @@ from planning.count.counting import LLAMA, MODEL, plan_of, run_of
 from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.count import run as counting_run
 from megatron.planning.count.few_slices import count_few
 from megatron.planning.count.rank import CountedRank, Part
@@ -22,22 +22,21 @@ from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import Launch, RankCount, Segment, Work
 
 LENGTH: Final = 2048
-GPT: Final = replace(MODEL, num_layers=2, seq_length=LENGTH, max_position_embeddings=LENGTH)
+GPT: Final = MODEL.replaced(num_layers=2, seq_length=LENGTH, max_position_embeddings=LENGTH)
 GROUPED: Final = replace(LLAMA, num_layers=2, seq_length=LENGTH)
-MIXED: Final = replace(
-    GROUPED,
+MIXED: Final = GROUPED.replaced(
     num_experts=8,
     moe_ffn_hidden_size=32,
     moe_router_topk=2,
     moe_router_load_balancing_type=("aux_loss", "seq_aux_loss", "global_aux_loss"),
     moe_aux_loss_coeff=(0.1, 0.2, 0.3),
 )
-LATENT: Final = replace(GROUPED, num_query_groups=4, multi_latent_attention=True, q_lora_rank=24)
+LATENT: Final = GROUPED.replaced(num_query_groups=4, multi_latent_attention=True, q_lora_rank=24)
 NARROW: Final = EightBitConfig(history=4)
 
 
 def sliced(
-    model: ModelConfig, treatment: str, schedule: str, slices: int, options: dict[str, Any]
+    model: ModelSettings, treatment: str, schedule: str, slices: int, options: dict[str, Any]
 ) -> tuple[RunConfig, Plan]:
     layout = {"num_seq_splits": slices, **options.get("sizes", {})}
     run = run_of(model, treatment, 2, 2, **{**options, "sizes": layout})
@@ -79,7 +78,7 @@ class Counting:
     ],
 )
 def test_slices_that_are_left_out_have_their_own_counts(
-    model: ModelConfig, treatment: str, schedule: str, slices: int, options: dict[str, Any]
+    model: ModelSettings, treatment: str, schedule: str, slices: int, options: dict[str, Any]
 ) -> None:
     counting = Counting(*sliced(model, treatment, schedule, slices, options))
     for rank in range(2):
@@ -95,7 +94,7 @@ def test_slices_that_are_left_out_have_their_own_counts(
 def test_all_slices_are_counted_where_no_line_leads_through_them(
     slices: int, strategy: str, window: int | None
 ) -> None:
-    model = replace(GROUPED, window_size=window, seq_length=2560 if slices == 5 else LENGTH)
+    model = GROUPED.replaced(window_size=window, seq_length=2560 if slices == 5 else LENGTH)
     options = {"sizes": {"seq_split_strategy": strategy}}
     counting = Counting(*sliced(model, "vocab-2", "1f1b", slices, options))
     assert counting.few(0) == counting.all(0)
@@ -104,7 +103,7 @@ def test_all_slices_are_counted_where_no_line_leads_through_them(
 
 @pytest.mark.parametrize("model", [MIXED, LATENT], ids=["mixture", "latent"])
 def test_layers_that_are_counted_apart_have_their_own_counts(
-    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"recomputation": Recomputation(group=1)} if model is MIXED else {}
     run, plan = sliced(model, "vocab-2", "zb-h1", 8, options)

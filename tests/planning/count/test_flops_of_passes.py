@@ -1,6 +1,5 @@
 """What all ranks compute for a microbatch is what the model needs, wherever a part of it is."""
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,7 +19,7 @@ from megatron.model.flops import iteration_flops
 from megatron.schedules.treatments import TREATMENTS
 
 SAMPLES = 3
-MIXTURE = replace(LLAMA, num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2)
+MIXTURE = LLAMA.replaced(num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=2)
 
 MODELS = {"gpt": MODEL, "llama": LLAMA, "further tokens": FURTHER}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -59,8 +58,7 @@ def test_all_passes_together_are_the_flops_of_a_microbatch(
     assert sharing * flops_of(counts) == iteration_flops(run.model, SAMPLES)
 
 
-LATENT = replace(
-    MIXTURE,
+LATENT = MIXTURE.replaced(
     multi_latent_attention=True,
     kv_channels=32,
     q_lora_rank=48,

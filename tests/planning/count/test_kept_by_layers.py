@@ -3,34 +3,33 @@
 Every size is of one token of a rank, in elements.
 """
 
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from planning.count.counting import LLAMA, plan_of, run_of
 
 from megatron.layers.recompute import Part, Recomputation
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.count.run import count_layer
 from megatron.simulator.costs.count import HALF
 
 LENGTH: Final = 8192
-GROUPED: Final = replace(LLAMA, seq_length=LENGTH, max_position_embeddings=LENGTH)
+GROUPED: Final = LLAMA.replaced(seq_length=LENGTH, max_position_embeddings=LENGTH)
 """Two query heads for every key."""
 
-EQUAL: Final = replace(GROUPED, num_query_groups=GROUPED.num_attention_heads)
+EQUAL: Final = GROUPED.replaced(num_query_groups=GROUPED.attention.num_attention_heads)
 NORM: Final = 2 * 4
 """Bytes of a norm's statistics, in fp32; an RMSNorm has a place for the mean, too."""
 
-NORMED: Final = replace(GROUPED, qk_layernorm=True)
-WITHOUT_ROTATION: Final = replace(GROUPED, position_embedding_type="learned_absolute")
+NORMED: Final = GROUPED.replaced(qk_layernorm=True)
+WITHOUT_ROTATION: Final = GROUPED.replaced(position_embedding_type="learned_absolute")
 
 
 NORMS: Final = "norm before attention", "norm before the MLP"
 ACTIVATION: Final = "activation, which the last product reads"
 
 
-def kept(model: ModelConfig, context: int = 1, **options: Any) -> float:
+def kept(model: ModelSettings, context: int = 1, **options: Any) -> float:
     """Return the bytes that a layer keeps for every token of a rank."""
     sizes = {"context_size": context} if context > 1 else {}
     run = run_of(model, sizes=sizes, **options)
@@ -39,7 +38,7 @@ def kept(model: ModelConfig, context: int = 1, **options: Any) -> float:
 
 
 def by_hand(
-    model: ModelConfig, *, keys: int = 1, without: frozenset[str] = frozenset(), **further: int
+    model: ModelSettings, *, keys: int = 1, without: frozenset[str] = frozenset(), **further: int
 ) -> int:
     """Return the bytes of the list.
 
@@ -49,8 +48,11 @@ def by_hand(
         without: entries that are left out.
         further: entries that are added.
     """
-    hidden, channels = model.hidden_size, model.kv_channels
-    queries, groups = model.num_attention_heads * channels, model.num_query_groups * channels
+    hidden, channels = model.hidden_size, model.attention.kv_channels
+    queries, groups = (
+        model.attention.num_attention_heads * channels,
+        model.attention.num_query_groups * channels,
+    )
     elements = {
         NORMS[0]: hidden,
         "queries as attention reads them": queries,
@@ -58,25 +60,27 @@ def by_hand(
         "output of attention, which its projection reads": queries,
         "stream between attention and MLP": hidden,
         NORMS[1]: hidden,
-        "gate and up": 2 * model.ffn_hidden_size,
-        ACTIVATION: model.ffn_hidden_size,
+        "gate and up": 2 * model.mlp.ffn_hidden_size,
+        ACTIVATION: model.mlp.ffn_hidden_size,
         "output, which the next layer reads": hidden,
         **further,
     }
-    statistics = 2 * NORM + 4 * model.num_attention_heads  # of two norms and of every softmax
+    statistics = (
+        2 * NORM + 4 * model.attention.num_attention_heads
+    )  # of two norms and of every softmax
     kept = (size for name, size in elements.items() if name not in without)
     return HALF * sum(kept) + statistics
 
 
 @pytest.mark.parametrize("model", [GROUPED, EQUAL, WITHOUT_ROTATION])
-def test_a_layer_keeps_every_tensor_once(model: ModelConfig) -> None:
+def test_a_layer_keeps_every_tensor_once(model: ModelSettings) -> None:
     """Neither queries before their rotation, nor a view of the projection that keeps all of it."""
     assert kept(model) == pytest.approx(by_hand(model), abs=2)
 
 
 def test_norms_of_heads_keep_their_inputs() -> None:
-    heads = NORMED.num_attention_heads + NORMED.num_query_groups
-    inputs = heads * NORMED.kv_channels
+    heads = NORMED.attention.num_attention_heads + NORMED.attention.num_query_groups
+    inputs = heads * NORMED.attention.kv_channels
     statistics = NORM * heads // HALF
     expected = by_hand(NORMED, inputs=inputs, statistics=statistics)
     assert kept(NORMED) == pytest.approx(expected, abs=2)
@@ -98,6 +102,6 @@ def test_tensors_that_are_computed_again_are_not_kept(
 
 
 def test_squared_relu_reads_its_result_so_nothing_can_be_dropped() -> None:
-    model = replace(GROUPED, swiglu=False, squared_relu=True)
+    model = GROUPED.replaced(activation="squared_relu")
     again = Recomputation(frozenset(["mlp_act"]))
     assert kept(model, recomputation=again) == kept(model)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from planning.count.counting import FURTHER, LLAMA, MODEL, counted, run_of
@@ -55,7 +54,7 @@ def test_shards_do_the_products_of_the_output_layer(
     treatment: str, in_s: int, in_t: int, further: int
 ) -> None:
     """Of the next token, and of further ones."""
-    model = replace(LLAMA, mtp_num_layers=further)
+    model = LLAMA.replaced(mtp_num_layers=further)
     for count in counted(run_of(model, treatment, 4), [2] * 4):
         assert flops(count, "S") == in_s * (1 + further) * PRODUCT / 4
         assert flops(count, "T") == in_t * (1 + further) * PRODUCT / 4
@@ -76,7 +75,7 @@ def test_logits_that_are_not_kept_take_one_more_product() -> None:
 @pytest.mark.parametrize("shared", [1, 2])
 def test_every_parameter_is_somewhere_once(treatment: str, schedule: str, shared: int) -> None:
     """Tensor-parallel ranks share matrices, and each has all norms, positions and outer biases."""
-    model = replace(MODEL, tie_embeddings=False)
+    model = MODEL.replaced(tie_embeddings=False)
     run = run_of(model, treatment, 2, sizes={"tensor_size": shared})
     stages = 4 if schedule == "zb-v" else 2
     counts = counted(run, [8 // stages] * stages, schedule)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import pytest
 from planning.count.counting import LLAMA, MODEL, run_of
 
-from megatron.model.config import ModelConfig
+from megatron.model.settings import ModelSettings
 from megatron.planning.run_costs import planned_costs, stage_costs
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import Pass, PassKind
@@ -35,7 +35,7 @@ def plan_through(stages: Stages, treatment: str) -> Plan:
     return Plan(tuple(map(tuple, rows)), tuple(stages), 1, TREATMENTS[treatment])
 
 
-def by_flops(model: ModelConfig, stages: Stages, treatment: str) -> StageCosts:
+def by_flops(model: ModelSettings, stages: Stages, treatment: str) -> StageCosts:
     """Return costs where no GPU is known."""
     ranks = 1 + max(rank for rank, _ in stages)
     run, plan = run_of(model, treatment, ranks), plan_through(stages, treatment)
@@ -45,10 +45,10 @@ def by_flops(model: ModelConfig, stages: Stages, treatment: str) -> StageCosts:
 
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 @pytest.mark.parametrize(
-    "model", [LLAMA, replace(LLAMA, window_size=5, window_pattern=(1, 1, 0))], ids=["same", "local"]
+    "model", [LLAMA, LLAMA.replaced(window_size=5, window_pattern=(1, 1, 0))], ids=["same", "local"]
 )
 def test_costs_of_any_distribution_are_those_of_its_own_count(
-    model: ModelConfig, treatment: str
+    model: ModelSettings, treatment: str
 ) -> None:
     stages = STAGES["folded"]
     assumed, plan = by_flops(model, stages, treatment), plan_through(stages, treatment)
@@ -62,7 +62,7 @@ def test_costs_of_any_distribution_are_those_of_its_own_count(
 
 
 def test_attention_itself_has_no_weight_gradient() -> None:
-    longer = replace(MODEL, seq_length=64, max_position_embeddings=64)
+    longer = MODEL.replaced(seq_length=64, max_position_embeddings=64)
     [costs, twice] = [by_flops(model, [(0, 0)], "vocab-2").layer for model in (MODEL, longer)]
     assert twice["W"] == 2 * costs["W"]
     assert twice["F"] - 2 * costs["F"] == (twice["B"] - 2 * costs["B"]) / 2 > 0
@@ -83,8 +83,8 @@ def test_redis_takes_layers_from_the_last_stage() -> None:
 
 def test_redis_knows_which_layers_are_fast() -> None:
     """Two layers in three have a window, so the first stages get more of them."""
-    local = replace(MODEL, num_layers=12, seq_length=512, max_position_embeddings=512)
-    local = replace(local, window_size=16, window_pattern=(1,) * 6 + (0,) * 6)
+    local = MODEL.replaced(num_layers=12, seq_length=512, max_position_embeddings=512)
+    local = local.replaced(window_size=16, window_pattern=(1,) * 6 + (0,) * 6)
     redis = by_flops(local, STAGES["two"], "redis")
     times = redis.of_layers(12)
     assert times[0] < times[-1]
@@ -161,7 +161,7 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: Stages) 
 
 def test_measured_layers_with_a_window_are_told_from_those_without() -> None:
     """A machine that does what FLOPs say is measured as such, for other layers on the stages."""
-    model = replace(MODEL, num_layers=6, window_size=3, window_pattern=(1, 0, 0))
+    model = MODEL.replaced(num_layers=6, window_size=3, window_pattern=(1, 0, 0))
     stages = STAGES["one"]
     assumed = by_flops(model, stages, "none")
     file = CostFile(assumed.costs([2, 2, 2]), None, table(stages, [2, 2, 2]))
