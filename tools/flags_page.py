@@ -38,20 +38,25 @@ def _ours() -> Iterator[str]:
         yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
         yield "| flag | default | meaning |"
         yield "|---|---|---|"
-        for declared in declarations(group):
+        flags = list(declarations(group))
+        for declared in flags:
             name = f"`{' '.join([declared.option, declared.metavar]).strip()}`"
-            yield _row(name, declared.default_words, _meaning(declared))
+            rivals = [one.option for one in flags if one.name == declared.name]
+            rivals.remove(declared.option)
+            yield _row(name, declared.default_words, _meaning(declared, rivals))
 
 
-def _meaning(declared: Declaration) -> str:
+def _meaning(declared: Declaration, rivals: list[str]) -> str:
+    """Return a flag's help and conditions; ``rivals`` spell other values of the same field."""
     facts = declared.facts
     words = [facts.help]
     if facts.range is not None:
         words.append(f"Must be {facts.range.words}.")
     if facts.needs:
         words.append(f"Needs {facts.needs}.")
-    if facts.excludes:
-        words.append(f"Does not go with {facts.excludes}.")
+    if facts.excludes or rivals:
+        excluded = " or ".join([facts.excludes] * bool(facts.excludes) + rivals)
+        words.append(f"Does not go with {excluded}.")
     if facts.idle_without:
         words.append(f"Changes nothing without {facts.idle_without}.")
     if facts.idle_with:

@@ -24,7 +24,7 @@ from megatron.model.transformer_layer import TransformerLayer
 
 CPU = torch.device("cpu")
 LAYERS, SAMPLES = 5, 2
-GATED = {"swiglu": True, "add_bias_linear": False}
+GATED = {"activation": "swiglu", "add_bias_linear": False}
 BESIDE = {"parallel_attn": True}
 BEHIND = {"post_self_attn_layernorm": True, "post_mlp_layernorm": True}
 KINDS = {

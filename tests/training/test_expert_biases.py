@@ -13,6 +13,7 @@ from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import SCALE, prepared, whole_and_resumed
 
 from megatron.config.run_config import RunConfig
+from megatron.layers.patterns import LayerPattern
 
 RATE = 1 / 1024
 
@@ -26,7 +27,7 @@ def config_of(
         attention_dropout=0.0,
         hidden_dropout=0.0,
         num_experts=4,
-        moe_layer_pattern=(1, 0),
+        moe_layer_freq=LayerPattern(listed=(1, 0)),
         moe_ffn_hidden_size=12,
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=bias,

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import pytest
 from planning.count.counting import LLAMA, MODEL, run_of
 
+from megatron.layers.patterns import LayerPattern
 from megatron.model.settings import ModelSettings
 from megatron.planning.run_costs import planned_costs, stage_costs
 from megatron.schedules.costs import Costs
@@ -45,7 +46,9 @@ def by_flops(model: ModelSettings, stages: Stages, treatment: str) -> StageCosts
 
 @pytest.mark.parametrize("treatment", ["none", "vocab-2"])
 @pytest.mark.parametrize(
-    "model", [LLAMA, LLAMA.replaced(window_size=5, window_pattern=(1, 1, 0))], ids=["same", "local"]
+    "model",
+    [LLAMA, LLAMA.replaced(window_size=5, window_attn_skip_freq=LayerPattern(listed=(1, 1, 0)))],
+    ids=["same", "local"],
 )
 def test_costs_of_any_distribution_are_those_of_its_own_count(
     model: ModelSettings, treatment: str
@@ -84,7 +87,9 @@ def test_redis_takes_layers_from_the_last_stage() -> None:
 def test_redis_knows_which_layers_are_fast() -> None:
     """Two layers in three have a window, so the first stages get more of them."""
     local = MODEL.replaced(num_layers=12, seq_length=512, max_position_embeddings=512)
-    local = local.replaced(window_size=16, window_pattern=(1,) * 6 + (0,) * 6)
+    local = local.replaced(
+        window_size=16, window_attn_skip_freq=LayerPattern(listed=(1,) * 6 + (0,) * 6)
+    )
     redis = by_flops(local, STAGES["two"], "redis")
     times = redis.of_layers(12)
     assert times[0] < times[-1]
@@ -161,7 +166,9 @@ def test_a_machine_that_does_what_flops_say_is_measured_as_such(stages: Stages) 
 
 def test_measured_layers_with_a_window_are_told_from_those_without() -> None:
     """A machine that does what FLOPs say is measured as such, for other layers on the stages."""
-    model = MODEL.replaced(num_layers=6, window_size=3, window_pattern=(1, 0, 0))
+    model = MODEL.replaced(
+        num_layers=6, window_size=3, window_attn_skip_freq=LayerPattern(listed=(1, 0, 0))
+    )
     stages = STAGES["one"]
     assumed = by_flops(model, stages, "none")
     file = CostFile(assumed.costs([2, 2, 2]), None, table(stages, [2, 2, 2]))
