@@ -111,8 +111,8 @@ CASES: Final = {
     ),
     "wide stream": Case(LLAMA, options={"wide_stream": True}),
     "mixture": Case(MIXTURE),
-    "mixture in fp32": Case(MIXTURE.replaced(moe_router_in_fp32=True), torch.float32),
-    "mixture with a wide router": Case(MIXTURE.replaced(moe_router_in_fp32=True)),
+    "mixture in fp32": Case(MIXTURE.replaced(moe_router_dtype="fp32"), torch.float32),
+    "mixture with a wide router": Case(MIXTURE.replaced(moe_router_dtype="fp32")),
     "mixture again": Case(
         MIXTURE, options={"recomputation": Recomputation(frozenset(("moe", "layernorm")))}
     ),
