@@ -163,14 +163,15 @@ class _Blocks:
 
 def sum_of_weights(model: ModelSettings) -> float:
     """Return the sum of the weights of a token's experts, for a router without preferences."""
-    router, total = model.router, 1.0
-    if router.by_sinkhorn:
-        return 0.5 if router.topk == 1 else router.topk / router.experts
-    if router.score == "sigmoid":
-        total = 0.5 if router.topk == 1 else 1.0
-    elif router.pre_softmax:
-        total = router.topk / router.experts
-    return total * router.scaling
+    own, total = model.experts, 1.0
+    topk, share = own.moe_router_topk, own.moe_router_topk / own.num_experts
+    if model.balance.is_by_sinkhorn:
+        return 0.5 if topk == 1 else share
+    if own.moe_router_score_function == "sigmoid":
+        total = 0.5 if topk == 1 else 1.0
+    elif own.moe_router_pre_softmax:
+        total = share
+    return total * own.moe_router_topk_scaling_factor
 
 
 def _dense(name: str) -> str:

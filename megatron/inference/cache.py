@@ -89,7 +89,7 @@ class CachedAttention(nn.Module):
             kept_bgtd[:, :, begin:end] = new_bsgd.transpose(1, 2)
         context_bsad = self._attend(q_bsad, *(kept_bgtd[:, :, :end] for kept_bgtd in self._kept))
         if isinstance(self._attention, LatentAttention):
-            context_bsad = context_bsad[..., : self._attention.shape.value_size]
+            context_bsad = context_bsad[..., : self._attention.settings.v_head_dim]
         return self._attention.linear_proj(context_bsad.flatten(2))
 
     def _empty(self, new_bsgd: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ a = g r query heads, d channels of a head, c = r + 2: the queries, the key and t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +20,9 @@ from megatron.layers.linear import Linear, LinearInput
 from megatron.layers.products import whole_of
 from megatron.layers.recompute import again
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.settings import AttentionSettings, NormSettings
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding, Whole
-
-Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
-"""The score of a key without a value: there is no such key, it is 0, or every head learns it."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +30,11 @@ class AttentionShape:
     """Sizes of a self-attention layer.
 
     Attributes:
-        hidden_size: h.
         num_heads: query heads a.
         num_groups: key/value heads g; equal to ``num_heads`` without grouped-query attention.
         head_size: channels d of a head; the product a d may differ from h.
     """
 
-    hidden_size: int
     num_heads: int
     num_groups: int
     head_size: int
@@ -74,16 +69,13 @@ class SelfAttention(nn.Module):
     of every sequence, and the input holds only these tokens.
 
     Args:
-        shape: sizes of the whole layer.
+        settings: of the attention; its values are final.
+        hidden_size: h.
         site: device, dtype, ranks and kernels of the layer.
         bias: biases in both projections.
-        qkv_bias: a bias in the projection of queries, keys and values, even without ``bias``.
-        dropout: probability of dropping an attention weight in training.
-        qk_norms: norms of the queries and of the keys [b, s, heads, d], applied before the
+        norm: builds the norms of queries and keys [b, s, heads, d], which come before the
             rotation: over d, or over all heads too (``HeadsNorm``).
         scores: how products of queries and keys become scores.
-        sinks: whether a key without a value takes part in every softmax: with a learned score for
-            every query head (``learnable``), or with a score of 0 (``off-by-one``).
 
     Attributes:
         shape: sizes of this rank's share.
@@ -92,44 +84,43 @@ class SelfAttention(nn.Module):
 
     def __init__(
         self,
-        shape: AttentionShape,
+        settings: AttentionSettings,
+        hidden_size: int,
         site: Site,
         *,
         bias: bool,
-        qkv_bias: bool = False,
-        dropout: float,
-        qk_norms: tuple[nn.Module, nn.Module] | None,
+        norm: NormSettings,
         scores: Scores = PLAIN,
-        sinks: Sinks = "vanilla",
     ) -> None:
         super().__init__()
+        shape = AttentionShape(
+            settings.num_attention_heads, settings.num_query_groups, settings.kv_channels
+        )
         self.shape = shape.share(site.tensor.size)
         self._site = site
-        self.dropout = dropout
+        self.dropout = settings.attention_dropout
         own_heads = self.shape.num_heads
         self.scores = scores.of_heads(site.tensor.rank * own_heads, own_heads)
         query_size = shape.num_heads * shape.head_size
         self.linear_qkv = Linear(
-            shape.hidden_size,
+            hidden_size,
             query_size + 2 * shape.num_groups * shape.head_size,
             site,
-            bias=bias or qkv_bias,
+            bias=bias or settings.add_qkv_bias,
             parallel="columns",
         )
-        self.linear_proj = Linear(query_size, shape.hidden_size, site, bias=bias, parallel="rows")
-        self.q_layernorm: nn.Module | None = None
-        self.k_layernorm: nn.Module | None = None
-        if qk_norms is not None:
-            self.q_layernorm, self.k_layernorm = qk_norms
+        self.linear_proj = Linear(query_size, hidden_size, site, bias=bias, parallel="rows")
+        self.q_layernorm = _norm_of_heads(settings, norm, shape.num_heads, site)
+        self.k_layernorm = _norm_of_heads(settings, norm, shape.num_groups, site)
         self.holdings: Mapping[str, Holding] = {
             name: Whole(for_own_heads=True)
             for name, _ in self.named_parameters()
             if name.startswith(("q_layernorm.", "k_layernorm."))
             and not isinstance(self.q_layernorm, HeadsNorm)
         }
-        self._sinks = sinks
+        self._sinks = settings.softmax_type
         self.softmax_offset: nn.Parameter | None = None
-        if sinks == "learnable":
+        if self._sinks == "learnable":
             offset_a = torch.empty(own_heads, dtype=site.dtype, device=site.device)
             self.softmax_offset = nn.Parameter(offset_a)
             if site.tensor.size > 1:
@@ -225,3 +216,14 @@ class SelfAttention(nn.Module):
             return 0.0
         forward_pass.seeds.begin_attention(self._site)
         return self.dropout
+
+
+def _norm_of_heads(
+    settings: AttentionSettings, norm: NormSettings, heads: int, site: Site
+) -> nn.Module | None:
+    """Return the norm of queries, or of keys, of all ranks' ``heads``; ``None``: there is none."""
+    if not settings.qk_layernorm:
+        return None
+    if settings.qk_layernorm_across_heads:
+        return norm.across(heads * settings.kv_channels, site)
+    return norm.build(settings.kv_channels, site)

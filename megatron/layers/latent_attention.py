@@ -17,8 +17,7 @@ hidden, a heads, n channels of a head that do not turn, r channels that do, d = 
 a value, w = max(d, e).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -31,77 +30,55 @@ from megatron.layers.gathered import gathered
 from megatron.layers.linear import Linear
 from megatron.layers.products import whole_of
 from megatron.layers.recompute import again, all_forgotten
+from megatron.layers.settings import AttentionSettings, LatentAttentionSettings, NormSettings
 from megatron.layers.site import Site
-
-
-@dataclass(frozen=True)
-class LatentShape:
-    """Sizes of multi-latent attention.
-
-    Attributes:
-        hidden_size: h.
-        num_heads: a.
-        query_rank: width of a query's latent; ``None``: queries are one product of the input.
-        latent_rank: width of the latent of keys and values.
-        plain_size: channels n of a query or key that do not turn.
-        turned_size: channels r that do.
-        value_size: channels e of a value.
-    """
-
-    hidden_size: int
-    num_heads: int
-    query_rank: int | None
-    latent_rank: int
-    plain_size: int
-    turned_size: int
-    value_size: int
-
-    @property
-    def head_size(self) -> int:
-        """Channels d of a query or key."""
-        return self.plain_size + self.turned_size
-
-    @property
-    def width(self) -> int:
-        """Channels w of queries, keys and values in the kernels."""
-        return max(self.head_size, self.value_size)
 
 
 class LatentAttention(nn.Module):
     """Multi-latent causal attention; weights are unset until ``megatron.model.init`` draws them.
 
     Args:
-        shape: sizes of the whole layer.
+        settings: widths of the latents, and channels of the heads.
+        attention: number of heads, dropout, and whether latents are normalised.
+        hidden_size: h.
         site: device, dtype, ranks and kernels of the layer.
         bias: a bias in the last projection.
-        dropout: probability of dropping an attention weight in training.
-        norm_of: returns a norm of latents of a given width, or ``None``: there is no norm.
+        norm: builds the norms of latents.
         scores: how products of queries and keys become scores; they have no slopes.
 
     Attributes:
-        shape: sizes of this rank's share: its own heads.
+        num_heads: heads of this rank.
     """
 
     def __init__(
         self,
-        shape: LatentShape,
+        settings: LatentAttentionSettings,
+        attention: AttentionSettings,
+        hidden_size: int,
         site: Site,
         *,
         bias: bool,
-        dropout: float,
-        norm_of: Callable[[int], nn.Module | None],
+        norm: NormSettings,
         scores: Scores = PLAIN,
     ) -> None:
         super().__init__()
-        assert shape.num_heads % site.tensor.size == 0, (shape.num_heads, site.tensor.size)
+        h, a, rank = hidden_size, attention.num_attention_heads, settings.q_lora_rank
+        assert a % site.tensor.size == 0, (a, site.tensor.size)
         assert not scores.slopes_a, "positions are those of the rotation"
-        self.shape = replace(shape, num_heads=shape.num_heads // site.tensor.size)
-        self._site, self.dropout = site, dropout
-        self.scores = replace(scores, scale=scores.scale_of(shape.head_size))
-        if scores.scale is None and shape.width == shape.head_size:
+        self.num_heads = a // site.tensor.size
+        self.settings, self._site = settings, site
+        self.dropout = attention.attention_dropout
+        self.scores = replace(scores, scale=scores.scale_of(settings.query_channels))
+        if scores.scale is None and settings.width == settings.query_channels:
             self.scores = scores  # as the quickest kernels want it
-        h, a, rank = shape.hidden_size, shape.num_heads, shape.query_rank
-        queries = a * shape.head_size
+
+        if settings.latent_norm_epsilon is not None:
+            norm = replace(norm, norm_epsilon=settings.latent_norm_epsilon)
+
+        def norm_of(size: int) -> nn.Module | None:
+            return norm.build(size, site) if attention.qk_layernorm else None
+
+        queries = a * settings.query_channels
         self.q_layernorm: nn.Module | None = None
         if rank is None:
             self.linear_q_proj = Linear(h, queries, site, bias=False, parallel="columns")
@@ -109,13 +86,13 @@ class LatentAttention(nn.Module):
             self.linear_q_down_proj = Linear(h, rank, site, bias=False)
             self.q_layernorm = norm_of(rank)
             self.linear_q_up_proj = Linear(rank, queries, site, bias=False, parallel="columns")
-        down, up = shape.latent_rank + shape.turned_size, shape.plain_size + shape.value_size
-        self.linear_kv_down_proj = Linear(h, down, site, bias=False)
-        self.kv_layernorm = norm_of(shape.latent_rank)
-        self.linear_kv_up_proj = Linear(
-            shape.latent_rank, a * up, site, bias=False, parallel="columns"
-        )
-        self.linear_proj = Linear(a * shape.value_size, h, site, bias=bias, parallel="rows")
+        latent, turned = settings.kv_lora_rank, settings.qk_pos_emb_head_dim
+        self.linear_kv_down_proj = Linear(h, latent + turned, site, bias=False)
+        self.kv_layernorm = norm_of(latent)
+        up = a * (settings.qk_head_dim + settings.v_head_dim)
+        self.linear_kv_up_proj = Linear(latent, up, site, bias=False, parallel="columns")
+        values = a * settings.v_head_dim
+        self.linear_proj = Linear(values, h, site, bias=bias, parallel="rows")
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Let every position attend to itself and to earlier positions.
@@ -150,11 +127,11 @@ class LatentAttention(nn.Module):
             [b, u, ...], and the shared part of keys [b, u, r], not yet rotated.
         """
         query = x_buh
-        if self.shape.query_rank is not None:
+        if self.settings.q_lora_rank is not None:
             query = self.linear_q_down_proj(x_buh)
             if self.q_layernorm is not None:
                 query = self.q_layernorm(query)
-        sizes = [self.shape.latent_rank, self.shape.turned_size]
+        sizes = [self.settings.kv_lora_rank, self.settings.qk_pos_emb_head_dim]
         latent, turned_bur = self.linear_kv_down_proj(x_buh).split(sizes, -1)
         latent = latent.contiguous() if self.kv_layernorm is None else self.kv_layernorm(latent)
         return query, latent, turned_bur
@@ -163,22 +140,23 @@ class LatentAttention(nn.Module):
         self, query: Tensor, latent: Tensor, turned_bur: Tensor, forward_pass: ForwardPass
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of this rank's heads, each [b, s, a, w]."""
-        shape, rope = self.shape, forward_pass.rope
-        is_direct = shape.query_rank is None
+        rope, width = forward_pass.rope, self.settings.width
+        turned, plain = self.settings.qk_pos_emb_head_dim, self.settings.qk_head_dim
+        is_direct = self.settings.q_lora_rank is None
         up = self.linear_q_proj if is_direct else self.linear_q_up_proj
-        q_bsad = up(query).unflatten(-1, (-1, shape.head_size))
-        kv_bsaf = self.linear_kv_up_proj(latent).unflatten(-1, (shape.num_heads, -1))
-        k_bsan, v_bsae = kv_bsaf.split([shape.plain_size, shape.value_size], -1)
+        q_bsad = up(query).unflatten(-1, (-1, plain + turned))
+        kv_bsaf = self.linear_kv_up_proj(latent).unflatten(-1, (self.num_heads, -1))
+        k_bsan, v_bsae = kv_bsaf.split([plain, self.settings.v_head_dim], -1)
         turned_bs1r = gathered(turned_bur, self._site.tensor).unsqueeze(2)
         if rope is not None:
-            q_bsan, q_bsar = q_bsad.split([shape.plain_size, shape.turned_size], -1)
+            q_bsan, q_bsar = q_bsad.split([plain, turned], -1)
             q_bsad = torch.cat((q_bsan, rope(q_bsar)), -1)
             turned_bs1r = rope(turned_bs1r)
-        k_bsad = torch.cat((k_bsan, turned_bs1r.expand(-1, -1, shape.num_heads, -1)), -1)
+        k_bsad = torch.cat((k_bsan, turned_bs1r.expand(-1, -1, self.num_heads, -1)), -1)
         return (
-            _filled(q_bsad, shape.width),
-            _filled(k_bsad, shape.width),
-            _filled(v_bsae, shape.width).contiguous(),  # frees the tensor that k is in too
+            _filled(q_bsad, width),
+            _filled(k_bsad, width),
+            _filled(v_bsae, width).contiguous(),  # frees the tensor that k is in too
         )
 
     def _attend_to(
@@ -205,7 +183,8 @@ class LatentAttention(nn.Module):
             dropout=self._begin_dropout(forward_pass),
             scores=self.scores,
         )
-        return tuple(part_buaw[..., : self.shape.value_size].flatten(2) for part_buaw in parts_buaw)
+        values = self.settings.v_head_dim
+        return tuple(part_buaw[..., :values].flatten(2) for part_buaw in parts_buaw)
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:
         """Seed the dropout of this rank's heads and tokens, and return its probability."""

@@ -8,6 +8,7 @@ Shapes: b batch, s sequence, a heads, d channels of a head, r rotated pairs.
 """
 
 from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.rope_scaling import RopeScaling, plain_frequencies
+from megatron.layers.site import Site
 
 
 class RotaryEmbedding:
@@ -104,3 +106,31 @@ class RotaryEmbedding:
         placed._cos_s1r = self._cos_s1r[positions_bs]
         placed._sin_s1r = self._sin_s1r[positions_bs]
         return placed
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The numbers of a ``RotaryEmbedding``; layers with equal rotations share a table."""
+
+    head_size: int
+    seq_length: int
+    percent: float
+    base: int
+    interleaved: bool = False
+    interpolation: int = 1
+    scaling: RopeScaling | None = None
+
+    def build(self, site: Site) -> RotaryEmbedding:
+        """Return the rotation for activations in the site's dtype."""
+        return RotaryEmbedding(
+            self.head_size,
+            self.seq_length,
+            self.percent,
+            self.base,
+            site.device,
+            interleaved=self.interleaved,
+            interpolation=self.interpolation,
+            scaling=self.scaling,
+            dtype=torch.promote_types(site.dtype, torch.float32),
+            kernels=site.kernels,
+        )

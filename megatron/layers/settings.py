@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from torch import nn
 
@@ -25,7 +25,6 @@ from megatron.flags.declare import (
     spells,
     up_to,
 )
-from megatron.layers.attention import Sinks
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import Activation, QuickGeGLU, is_gated
 from megatron.layers.norm import NormKind, build_norm
@@ -38,6 +37,9 @@ from megatron.layers.rope_scaling import (
     length_factor,
 )
 from megatron.layers.site import Site
+
+Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
+"""The score of a key without a value: there is no such key, it is 0, or every head learns it."""
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
 
@@ -177,6 +179,16 @@ class LatentAttentionSettings:
         EPSILON, unset="--norm-epsilon", idle_without=_LATENT)
     # fmt: on
 
+    @property
+    def query_channels(self) -> int:
+        """Channels of a head's queries and keys."""
+        return self.qk_head_dim + self.qk_pos_emb_head_dim
+
+    @property
+    def width(self) -> int:
+        """Channels of queries, keys and values in the kernels, which want equal widths."""
+        return max(self.query_channels, self.v_head_dim)
+
 
 @dataclass(frozen=True)
 class PositionSettings:
@@ -206,6 +218,11 @@ class PositionSettings:
         "rotate and 0 for each other layer, as in '[0,0,0,1]*6'.", unset="all layers rotate",
         metavar=PATTERN, reads=LayerPattern.read, idle_without=_ROPE)
     # fmt: on
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether scores fall with distance, by a slope of every head (ALiBi)."""
+        return self.position_embedding_type == "alibi"
 
     def rotates(self, layer: int) -> bool:
         """Return whether queries and keys of a layer are rotated.

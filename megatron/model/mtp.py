@@ -23,7 +23,7 @@ from megatron.layers.linear import Linear
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
-from megatron.model.layer_spec import layer_spec
+from megatron.model.parts import rotation_of
 from megatron.model.settings import ModelSettings
 
 
@@ -58,7 +58,7 @@ class MultiTokenPrediction(nn.Module):
         self.layers = nn.ModuleList(
             MTPLayer(config, site) for _ in range(config.further.mtp_num_layers)
         )
-        rotation = layer_spec(config, config.num_layers - 1).rotation
+        rotation = rotation_of(config, config.num_layers - 1)
         self._rope = None if rotation is None else rotation.build(site)
 
     def forward(self, known_buh: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -112,7 +112,7 @@ class MTPLayer(nn.Module):
     def __init__(self, config: ModelSettings, site: Site) -> None:
         super().__init__()
         h, last = config.hidden_size, config.num_layers - 1
-        norm = layer_spec(config, last).norm
+        norm = config.norm
         self._site = site
         self.enorm = norm.build(h, site)
         self.hnorm = norm.build(h, site)

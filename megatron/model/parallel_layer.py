@@ -19,6 +19,6 @@ class ParallelLayer(TransformerLayer):
         x = self._stream(x_bsh)
         normed = x.normed(self.input_layernorm)
         attended_bsh = (x + self._attention(normed, forward_pass)).total
-        if self.spec.mlp_norm:
+        if self.block.mlp_has_norm:
             normed = x.normed_besides(self.pre_mlp_layernorm)
         return attended_bsh + self._mlp(normed, forward_pass)

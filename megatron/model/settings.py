@@ -23,7 +23,6 @@ from megatron.flags.declare import (
     spells,
 )
 from megatron.flags.tree import changed, declared_in, flags_of, made
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.experts.settings import BalanceSettings, ExpertSettings
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.settings import (
@@ -69,6 +68,11 @@ class BlockSettings:
     parallel_layernorm: bool = flag(False, "With --parallel-attn: give the MLP a norm of its own.",
         idle_without="--parallel-attn")
     # fmt: on
+
+    @property
+    def mlp_has_norm(self) -> bool:
+        """Whether the MLP has a norm of its own; otherwise it reads the norm of attention."""
+        return self.parallel_layernorm or not self.parallel_attn
 
 
 @dataclass(frozen=True)
@@ -162,11 +166,6 @@ class ModelSettings(ShapeSettings):
     def embeds_at_both_ends(self) -> bool:
         """Whether the last stage needs the embedding's matrix too."""
         return self.vocabulary.tie_embeddings or self.further.mtp_num_layers > 0
-
-    @property
-    def router(self) -> RouterOptions:
-        """How tokens choose experts."""
-        return self.experts.router(self.balance, bias=self.block.add_bias_linear)
 
     @property
     def score_scale(self) -> float | None:

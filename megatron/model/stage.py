@@ -16,7 +16,7 @@ from megatron.layers.dropout import dropout
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.gathered_weight import GatheredWeight
-from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.rope import RotaryEmbedding, Rotation
 from megatron.layers.site import Site
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
@@ -25,9 +25,7 @@ from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.model.build_layer import build_layer
 from megatron.model.eight_bits import EightBitLayer, EightBitLayers, linear_layers
 from megatron.model.init import initialise
-from megatron.model.layer_spec import RotationSpec, layer_spec
 from megatron.model.mtp import MultiTokenPrediction
-from megatron.model.norm_spec import norm_spec
 from megatron.model.ownership import (
     EMBEDDING_NORM,
     FINAL_NORM,
@@ -40,6 +38,7 @@ from megatron.model.ownership import (
     layer_prefix,
     owned_by,
 )
+from megatron.model.parts import rotation_of
 from megatron.model.placement import Placement
 from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Piece
@@ -94,7 +93,7 @@ class RankModel(nn.Module):
             self.output_layer = self._make_output_layer(placement.output_shard, vocab_recompute)
         self.ahead_layer = self._make_ahead_layer()
         self.positions = self.embedding_norm = self.final_norm = self.mtp = None
-        h, norm = config.hidden_size, norm_spec(config)
+        h, norm = config.hidden_size, config.norm
         if placement.first_chunk is not None:
             if config.vocabulary.embed_layernorm:
                 self.embedding_norm = norm.build(h, site)
@@ -327,10 +326,10 @@ class RankModel(nn.Module):
 def _ropes(
     config: ModelSettings, placement: Placement, site: Site
 ) -> dict[int, RotaryEmbedding | None]:
-    """Return the rotation of every layer of this rank; layers with equal specs share a table."""
-    tables: dict[RotationSpec | None, RotaryEmbedding | None] = {None: None}
-    specs = {i: layer_spec(config, i).rotation for own in placement.chunks for i in own}
-    for spec in specs.values():
-        if spec is not None and spec not in tables:
-            tables[spec] = spec.build(site)
-    return {index: tables[spec] for index, spec in specs.items()}
+    """Return the rotation of every layer of this rank; equal rotations share a table."""
+    tables: dict[Rotation | None, RotaryEmbedding | None] = {None: None}
+    rotations = {i: rotation_of(config, i) for own in placement.chunks for i in own}
+    for rotation in rotations.values():
+        if rotation is not None and rotation not in tables:
+            tables[rotation] = rotation.build(site)
+    return {index: tables[rotation] for index, rotation in rotations.items()}

@@ -1,4 +1,4 @@
-"""A transformer layer that follows its spec: x + attention(norm(x)), then x + mlp(norm(x)).
+"""A transformer layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
 Shapes: b batch, s sequence, h hidden.
 """
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from megatron.layers.dropout import dropout
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.site import Site
-from megatron.model.layer_spec import layer_spec
+from megatron.model.parts import build_attention, build_mlp
 from megatron.model.settings import ModelSettings
 from megatron.model.stream import Normed, Stream
 
@@ -27,20 +27,20 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelSettings, layer_number: int, site: Site) -> None:
         super().__init__()
         self.layer_number = layer_number
-        self.spec = spec = layer_spec(config, layer_number)
+        self.block = block = config.block
         self._site = site
 
         def norm(*, is_there: bool = True, of_stream: bool = False) -> nn.Module:
             if not is_there:
                 return nn.Identity()
-            return spec.norm.build(config.hidden_size, site, of_stream=of_stream)
+            return config.norm.build(config.hidden_size, site, of_stream=of_stream)
 
         self.input_layernorm = norm(of_stream=True)
-        self.self_attention = spec.attention.build(site)
-        self.post_self_attn_layernorm = norm(is_there=spec.norm_after_attention)
-        self.pre_mlp_layernorm = norm(is_there=spec.mlp_norm, of_stream=True)
-        self.mlp = spec.mlp.build(site)
-        self.post_mlp_layernorm = norm(is_there=spec.norm_after_mlp)
+        self.self_attention = build_attention(config, layer_number, site)
+        self.post_self_attn_layernorm = norm(is_there=block.post_self_attn_layernorm)
+        self.pre_mlp_layernorm = norm(is_there=block.mlp_has_norm, of_stream=True)
+        self.mlp = build_mlp(config, layer_number, site)
+        self.post_mlp_layernorm = norm(is_there=block.post_mlp_layernorm)
 
     def forward(self, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Return the layer's output.
@@ -62,7 +62,7 @@ class TransformerLayer(nn.Module):
         """Return ``x_bsh`` as a residual stream, to which branches can be added."""
         return Stream(
             x_bsh,
-            adds_to_normed=self.spec.adds_to_normed,
+            adds_to_normed=self.block.apply_residual_connection_post_layernorm,
             norms_again="layernorm" in self._site.recomputation.parts,
         )
 
@@ -70,7 +70,7 @@ class TransformerLayer(nn.Module):
         """Return the summand of attention for the stream."""
         with normed.reading():
             attended_bsh = self.self_attention(normed.value, forward_pass)
-            if self.spec.norm_after_attention:
+            if self.block.post_self_attn_layernorm:
                 attended_bsh = self.post_self_attn_layernorm(attended_bsh)
             return self._drop(attended_bsh, forward_pass, "attention output")
 
@@ -78,10 +78,10 @@ class TransformerLayer(nn.Module):
         """Return the summand of the MLP for the stream."""
         with normed.reading():
             mlp_bsh = self.mlp(normed.value, forward_pass)
-            if self.spec.norm_after_mlp:
+            if self.block.post_mlp_layernorm:
                 mlp_bsh = self.post_mlp_layernorm(mlp_bsh)
             return self._drop(mlp_bsh, forward_pass, "mlp output")
 
     def _drop(self, branch_bsh: Tensor, forward_pass: ForwardPass, use: str) -> Tensor:
         seeds = forward_pass.seeds
-        return dropout(branch_bsh, self.spec.hidden_dropout, seeds, use, self._site)
+        return dropout(branch_bsh, self.block.hidden_dropout, seeds, use, self._site)

@@ -43,7 +43,7 @@ class ExpertBiases:
             assert bias_e is not None
             self._before[index] = bias_e.clone()
             signs_e = (load_e.mean() - load_e).sign().to(bias_e.dtype)
-            bias_e.add_(signs_e, alpha=router.options.bias_rate)
+            bias_e.add_(signs_e, alpha=router.balance.moe_router_bias_update_rate)
 
     def undo(self) -> None:
         """Undo the last ``update``."""

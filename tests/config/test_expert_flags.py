@@ -7,6 +7,8 @@ from command_lines import with_flags
 from megatron.config.command_line import parse
 from megatron.layers.experts.capacity import Capacity
 from megatron.layers.mlp import QuickGeGLU
+from megatron.layers.site import Site
+from megatron.model.parts import build_mlp
 from megatron.model.settings import ModelSettings
 
 BASE = (
@@ -72,7 +74,7 @@ def test_layers_of_two_kinds_are_spread_by_cost_unless_a_flag_spreads_them(
 
 def test_a_group_has_as_many_experts_as_make_it_good() -> None:
     groups = "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk 4"
-    assert model(f"{groups} --moe-router-group-best 1").router.group_best == 1
+    assert model(f"{groups} --moe-router-group-best 1").experts.moe_router_group_best == 1
     told = refusal(f"{groups} --moe-router-group-best 3")
     assert "--moe-router-group-best 3 is more than the 2 experts" in told
 
@@ -107,46 +109,43 @@ def test_every_flag_reaches_the_model() -> None:
         "--moe-router-dtype fp32 --moe-shared-expert-intermediate-size 48 "
         "--moe-shared-expert-gate"
     )
-    router = found.router
-    assert (router.experts, router.topk, router.score) == (8, 4, "sigmoid")
-    assert (router.groups, router.group_topk, router.scaling) == (4, 2, 2.5)
-    assert router.balances == (("seq_aux_loss", 0.01),)
-    assert (router.z_loss_coeff, router.dtype) == (0.001, torch.float32)
-    assert (
-        found.experts.moe_shared_expert_intermediate_size,
-        found.experts.moe_shared_expert_gate,
-    ) == (48, True)
+    own = found.experts
+    assert (own.num_experts, own.moe_router_topk) == (8, 4)
+    assert own.moe_router_score_function == "sigmoid"
+    assert (own.moe_router_num_groups, own.moe_router_group_topk) == (4, 2)
+    assert (own.moe_router_topk_scaling_factor, own.dtype) == (2.5, torch.float32)
+    assert (own.moe_shared_expert_intermediate_size, own.moe_shared_expert_gate) == (48, True)
+    assert found.balance.coefficients == (("seq_aux_loss", 0.01),)
+    assert found.balance.moe_z_loss_coeff == 0.001
 
 
 def test_several_losses_may_balance_with_a_coefficient_each() -> None:
     found = model(
         "--moe-router-load-balancing-type aux_loss global_aux_loss --moe-aux-loss-coeff 0.01 0.001"
     )
-    assert found.router.losses == {"aux_loss": 0.01, "global_aux_loss": 0.001}
+    assert found.balance.losses == {"aux_loss": 0.01, "global_aux_loss": 0.001}
 
 
 def test_the_flags_of_balance_reach_the_router() -> None:
-    router = model(
+    balance = model(
         "--moe-router-score-function sigmoid --moe-router-enable-expert-bias "
         "--moe-router-bias-update-rate 0.01 --moe-router-force-load-balancing "
         "--moe-input-jitter-eps 0.125 --moe-expert-capacity-factor 1.5 "
         "--moe-token-drop-policy position"
-    ).router
-    assert (router.has_bias, router.bias_rate) == (True, 0.01)
-    assert (router.is_forced, router.jitter) == (True, 0.125)
-    assert router.capacity == Capacity(1.5, "position")
-    plain = model("").router
-    assert (plain.has_bias, plain.is_forced, plain.jitter, plain.capacity) == (
-        False,
-        False,
-        0.0,
-        None,
-    )
+    ).balance
+    assert balance.moe_router_enable_expert_bias
+    assert (balance.moe_router_bias_update_rate, balance.moe_input_jitter_eps) == (0.01, 0.125)
+    assert balance.moe_router_force_load_balancing
+    assert balance.capacity == Capacity(1.5, "position")
+    plain = model("").balance
+    assert not plain.moe_router_enable_expert_bias
+    assert not plain.moe_router_force_load_balancing
+    assert (plain.moe_input_jitter_eps, plain.capacity) == (0.0, None)
 
 
 def test_one_expert_of_a_token_may_be_chosen_by_sinkhorn() -> None:
     found = model("--moe-router-topk 1 --moe-router-load-balancing-type sinkhorn")
-    assert found.router.by_sinkhorn
+    assert found.balance.is_by_sinkhorn
 
 
 def test_recomputed_mixtures_have_an_older_name() -> None:
@@ -245,8 +244,10 @@ def test_what_makes_no_mixture_is_refused(flags: str, words: str) -> None:
 
 def test_experts_and_routers_have_biases_like_other_layers() -> None:
     words = [word for word in BASE.split() if word != "--disable-bias-linear"]
-    assert parse(words, 1).model.router.linear_bias
-    assert not model("").router.linear_bias
+    for own, has_biases in ((parse(words, 1).model, True), (model(""), False)):
+        layer = build_mlp(own, 0, Site(torch.device("meta"), torch.float32))
+        names = {name for name, _ in layer.named_parameters()}
+        assert ({"router.bias", "experts.linear_fc1.bias"} <= names) == has_biases
 
 
 def test_a_clamped_gate_needs_the_function_that_clamps() -> None:

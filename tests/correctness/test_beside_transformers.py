@@ -84,7 +84,7 @@ def test_five_steps_are_those_of_transformers(family: str, ranks: RankPool, tmp_
     check_agreement(runs)
     check_copies(runs)
 
-    balances = bool(config.model.router.losses)
+    balances = bool(config.model.balance.losses)
     assert balances == (not family.startswith("deepseek")), "the others have a balancing loss"
     losses, norms, first = train(theirs, balances=balances)
     assert runs[0].losses == pytest.approx([loss for loss, _ in losses], rel=1e-5)

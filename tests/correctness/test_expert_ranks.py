@@ -38,7 +38,8 @@ from torch import Tensor
 
 from megatron.layers.experts import router as routers
 from megatron.layers.experts.order import Order
-from megatron.layers.experts.router import Choice, RouterOptions
+from megatron.layers.experts.router import Choice
+from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.tensor_cut import OfExperts
 
 MODELS = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "qwen2": QWEN2}
@@ -129,10 +130,10 @@ def train_changed(rank: int, world_size: int, *, change: str, **kwargs: Any) -> 
         return train_on_rank(rank, world_size, **kwargs)
 
 
-def last_only(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
+def last_only(logits_bue: Tensor, options: ExpertSettings, bias_e: Tensor | None = None) -> Choice:
     """All tokens choose the last expert."""
     shape = (*logits_bue.shape[:2], 1)
-    experts_buk = torch.full(shape, options.experts - 1, device=logits_bue.device)
+    experts_buk = torch.full(shape, options.num_experts - 1, device=logits_bue.device)
     return Choice(experts_buk, logits_bue.softmax(-1)[..., -1:])
 
 
@@ -224,7 +225,7 @@ class Turns:
         return self._function(*args)
 
 
-def in_turns(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
+def in_turns(logits_bue: Tensor, options: ExpertSettings, bias_e: Tensor | None = None) -> Choice:
     """All tokens choose the last expert in the first two iterations, and the first one later."""
     choice = last_only(logits_bue, options)
     if Turns.begun <= 2:

@@ -25,7 +25,7 @@ from correctness.rank_runs import (
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
-from model.mixture import MixtureSpec
+from model.mixture import Mixture
 from reference import plain_experts, plain_gpt, plain_loss
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
@@ -33,7 +33,8 @@ from torch import Tensor
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model import layer_spec
+from megatron.layers.site import Site
+from megatron.model import parts
 from megatron.runtime.batch import to_device
 from megatron.training.setup import build_train_state
 
@@ -67,10 +68,10 @@ CASES = [
 def mixtures(coefficient: float) -> AbstractContextManager[object]:
     """While patched, layers have the toy part in the place of an MLP."""
 
-    def spec(hidden_size: int, *_: object) -> MixtureSpec:
-        return MixtureSpec(hidden_size, coefficient=coefficient)
+    def toy(hidden_size: int, width: int, site: Site, **_: object) -> Mixture:
+        return Mixture(hidden_size, site, coefficient=coefficient)
 
-    return patch.object(layer_spec, "MLPSpec", spec)
+    return patch.object(parts, "MLP", toy)
 
 
 def train_mixtures(

@@ -6,18 +6,16 @@ from kernels.formulas import explicit_attention
 from parallel.tensor_axis import without_groups
 from torch import Tensor
 
-from megatron.kernels.choose import kernels_for
 from megatron.layers.attention import AttentionShape, SelfAttention
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.forward_pass import ForwardPass
-from megatron.layers.norm import build_norm
 from megatron.layers.rope import RotaryEmbedding
+from megatron.layers.settings import AttentionSettings, NormSettings
 from megatron.layers.site import Site
 from megatron.parallel import collectives
 from megatron.parallel.tensor import ALONE, TensorParallel
 
 CPU = torch.device("cpu")
-KERNELS = kernels_for(CPU, torch.float64)
 
 
 def test_weights_are_dropped_only_in_training() -> None:
@@ -56,19 +54,16 @@ def make_layer(
     qk_norm: bool = False,
     tensor: TensorParallel = ALONE,
 ) -> SelfAttention:
-    shape = AttentionShape(hidden_size=12, num_heads=4, num_groups=groups, head_size=6)
-    norms = None
-    if qk_norm:
-        query, key = (build_norm("RMSNorm", 6, 1e-5, torch.float64, CPU, KERNELS) for _ in range(2))
-        norms = (query, key)
-    layer = SelfAttention(
-        shape,
-        Site(CPU, torch.float64, tensor=tensor),
-        bias=bias,
-        qkv_bias=qkv_bias,
-        dropout=dropout,
-        qk_norms=norms,
+    settings = AttentionSettings(
+        num_attention_heads=4,
+        num_query_groups=groups,
+        kv_channels=6,
+        qk_layernorm=qk_norm,
+        add_qkv_bias=qkv_bias,
+        attention_dropout=dropout,
     )
+    site, norm = Site(CPU, torch.float64, tensor=tensor), NormSettings("RMSNorm")
+    layer = SelfAttention(settings, 12, site, bias=bias, norm=norm)
     generator = torch.Generator().manual_seed(1)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=generator)
@@ -167,7 +162,7 @@ def test_no_position_sees_a_later_one() -> None:
 
 def test_uneven_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="6 attention heads cannot form 4 query groups"):
-        AttentionShape(hidden_size=24, num_heads=6, num_groups=4, head_size=4)
+        AttentionShape(num_heads=6, num_groups=4, head_size=4)
 
 
 def test_ranks_that_share_heads_drop_other_weights() -> None:

@@ -24,10 +24,10 @@ from megatron.model.transformer_layer import TransformerLayer
 
 CPU = torch.device("cpu")
 LAYERS, SAMPLES = 5, 2
-GATED = {"activation": "swiglu", "add_bias_linear": False}
+GATED: dict[str, Any] = {"activation": "swiglu", "add_bias_linear": False}
 BESIDE = {"parallel_attn": True}
 BEHIND = {"post_self_attn_layernorm": True, "post_mlp_layernorm": True}
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "gelu": {},
     "swiglu": GATED,
     "parallel": BESIDE,

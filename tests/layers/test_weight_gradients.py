@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from model.mixture import Mixture, MixtureSpec
+from model.mixture import Mixture
 from model.shared_stage import GPT, MIDDLE
 from optimizer.entries import entries
 from torch import nn
@@ -24,7 +24,7 @@ SIZE = 6
 
 
 def mixture() -> Mixture:
-    part = Mixture(MixtureSpec(SIZE), Site(CPU, torch.float64))
+    part = Mixture(SIZE, Site(CPU, torch.float64))
     generator = torch.Generator().manual_seed(1)
     for parameter in part.parameters():
         nn.init.normal_(parameter, generator=generator)
@@ -60,7 +60,7 @@ def test_buckets_wait_for_the_pass_that_forms_a_gradient(schedule: str, products
     model = RankModel(GPT, MIDDLE, Site(CPU, torch.float32))
     layer = model.chunks[0].get_submodule("0")
     assert isinstance(layer, TransformerLayer)
-    part = layer.mlp = Mixture(MixtureSpec(GPT.hidden_size), Site(CPU, torch.float32))
+    part = layer.mlp = Mixture(GPT.hidden_size, Site(CPU, torch.float32))
     touched = touches(model, make_plan(schedule, "none", 1, 2))
     assert touched[id(part.weight)] == {(products, 0)}
     assert touched[id(part.router.weight)] == {("B", 0)}

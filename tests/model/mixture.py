@@ -7,7 +7,6 @@ Shapes: b batch, u tokens of a sequence, n = b u, E matrices, h inputs, o output
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,30 +20,21 @@ from megatron.layers.site import Site
 from megatron.layers.weight_gradients import Defer
 
 
-@dataclass(frozen=True)
-class MixtureSpec:
-    """The spec of the part; see ``PartSpec``."""
-
-    hidden_size: int
-    matrices: int = 3
-    coefficient: float = 0.0
-
-    def build(self, site: Site) -> nn.Module:
-        return Mixture(self, site)
-
-
 class Mixture(nn.Module):
-    """Every token is multiplied by all matrices; a softmax of the token mixes the results."""
+    """Every token is multiplied by all matrices; a softmax of the token mixes the results.
+
+    The loss that the part leaves has a coefficient; with 0 there is no loss.
+    """
 
     defer: Defer | None = None
 
-    def __init__(self, spec: MixtureSpec, site: Site) -> None:
+    def __init__(self, size: int, site: Site, *, coefficient: float = 0.0) -> None:
         super().__init__()
-        self._coefficient = spec.coefficient
-        device, dtype, size = site.device, site.dtype, spec.hidden_size
-        weight_Eoh = torch.empty(spec.matrices, size, size, device=device, dtype=dtype)
+        self._coefficient = coefficient
+        device, dtype, matrices = site.device, site.dtype, 3
+        weight_Eoh = torch.empty(matrices, size, size, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight_Eoh)
-        self.router = nn.Linear(size, spec.matrices, bias=False, device=device, dtype=dtype)
+        self.router = nn.Linear(size, matrices, bias=False, device=device, dtype=dtype)
 
     @property
     def losses_left(self) -> Sequence[str]:

@@ -19,7 +19,7 @@ from megatron.layers.recompute import Part, Recomputation
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.build_layer import build_layer
-from megatron.model.layer_spec import layer_spec
+from megatron.model.parts import rotation_of
 from megatron.model.settings import ModelSettings
 
 pytest.importorskip("triton")
@@ -67,7 +67,7 @@ def results(config: ModelSettings, kernels: Kernels, *, split: bool, again: bool
         parameter.grad = main_grad_of(parameter)
     work: list[Any] = []
     defer_weight_gradients(layer, work.append if split else None)
-    rotation = layer_spec(config, 0).rotation
+    rotation = rotation_of(config, 0)
     rope = None if rotation is None else rotation.build(site)
     x_bsh = drawn(2, 7, 24).requires_grad_()
     y_bsh = layer(x_bsh, ForwardPass(rope=rope))

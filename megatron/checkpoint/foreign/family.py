@@ -104,7 +104,7 @@ class Family:
         mine = values_of(same_layers(model))
         theirs = values_of(same_layers(again.replaced(**{n: mine[n] for n in OF_TRAINING})))
         other = [f"{name} {mine[name]}" for name in mine if mine[name] != theirs[name]]
-        if model.experts.num_experts and model.router.by_sinkhorn:
+        if model.experts.num_experts and model.balance.is_by_sinkhorn:
             other.append("moe_router_load_balancing_type sinkhorn")
         if other:
             raise ForeignError(f"{self.name} has no models with {', '.join(other)}")

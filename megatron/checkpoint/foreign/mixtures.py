@@ -46,7 +46,7 @@ def _write_mixtral(model: ModelSettings) -> Values:
         "intermediate_size": model.experts.moe_ffn_hidden_size,
         "num_local_experts": model.experts.num_experts,
         "num_experts_per_tok": model.experts.moe_router_topk,
-        "router_aux_loss_coef": model.router.balances[0][1],
+        "router_aux_loss_coef": model.balance.coefficients[0][1],
     }
 
 
@@ -108,7 +108,7 @@ def _write_qwen(model: ModelSettings) -> Values:
         "moe_intermediate_size": model.experts.moe_ffn_hidden_size,
         "num_experts_per_tok": model.experts.moe_router_topk,
         "norm_topk_prob": not model.experts.moe_router_pre_softmax,
-        "router_aux_loss_coef": model.router.balances[0][1],
+        "router_aux_loss_coef": model.balance.coefficients[0][1],
         "decoder_sparse_step": 1,
         "mlp_only_layers": [i for i in layers if not model.experts.in_layer(i)],
     }

@@ -13,7 +13,7 @@ hidden, k choices of a token, z slots of this rank, f inner width of an expert.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from megatron.kernels.autograd import apply, once_differentiable
 from megatron.layers.experts.biases import weighted_biases, with_biases
 from megatron.layers.experts.grouped_linear import GroupedLinear
 from megatron.layers.experts.route import Route, route_of
-from megatron.layers.experts.router import Choice, Router, RouterOptions
+from megatron.layers.experts.router import Choice, Router
+from megatron.layers.experts.settings import BalanceSettings, ExpertSettings
 from megatron.layers.experts.visit import at_the_experts
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.mlp import MLP, Activation, function_of, is_gated
@@ -32,57 +33,43 @@ from megatron.layers.site import Site
 from megatron.parallel.deep_ep import VisitedExperts
 
 
-@dataclass(frozen=True)
-class ExpertsShape:
-    """Sizes of the experts of one layer.
-
-    Attributes:
-        hidden_size: h.
-        ffn_hidden_size: f, of each half of a gated MLP.
-        shared_ffn_hidden_size: inner width of the MLP that all tokens pass; 0: there is none.
-        shared_gate: whether a sigmoid gate, one number for each token, multiplies the output of the
-            shared MLP.
-        bias: biases in both layers of every expert, and of the shared MLP.
-    """
-
-    hidden_size: int
-    ffn_hidden_size: int
-    shared_ffn_hidden_size: int = 0
-    shared_gate: bool = False
-    bias: bool = False
-
-
 class Experts(nn.Module):
     """e MLPs; every token passes k of them.
 
     Args:
-        shape: sizes.
-        router: how tokens choose experts.
+        settings: sizes, and how tokens choose; the values are final.
+        balance: what balances the experts.
+        hidden_size: h.
         activation: function between the layers of an expert.
         site: device, dtype, ranks and kernels of the layer.
+        bias: biases in both layers of every expert, of the shared MLP, and of the router.
     """
 
     def __init__(
-        self, shape: ExpertsShape, router: RouterOptions, activation: Activation, site: Site
+        self,
+        settings: ExpertSettings,
+        balance: BalanceSettings,
+        hidden_size: int,
+        activation: Activation,
+        site: Site,
+        *,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self._ranks, self._kernels = site.experts, site.kernels
-        self._number, self._host_knows = router.experts, site.grouped_package is not None
-        self.router = Router(router, shape.hidden_size, site)
-        self.experts = _TwoLayers(shape, router.experts, activation, site)
+        self._number, self._host_knows = settings.num_experts, site.grouped_package is not None
+        self.router = Router(settings, balance, hidden_size, site, bias=bias)
+        self.experts = _TwoLayers(settings, hidden_size, activation, site, bias=bias)
         self.shared_experts: MLP | None = None
         self.shared_gate: nn.Linear | None = None
-        if shape.shared_ffn_hidden_size:
+        if shared_size := settings.moe_shared_expert_intermediate_size:
+            own_site = _site_of_shared(site)
             self.shared_experts = MLP(
-                shape.hidden_size,
-                shape.shared_ffn_hidden_size,
-                _site_of_shared(site),
-                activation=activation,
-                bias=shape.bias,
+                hidden_size, shared_size, own_site, activation=activation, bias=bias
             )
-        if shape.shared_gate:
+        if settings.moe_shared_expert_gate:
             self.shared_gate = nn.Linear(
-                shape.hidden_size, 1, bias=False, dtype=site.dtype, device=site.device
+                hidden_size, 1, bias=False, dtype=site.dtype, device=site.device
             )
         self._is_computed_again = "moe" in site.recomputation.parts
 
@@ -139,14 +126,21 @@ class _TwoLayers(nn.Module):
     """The MLPs of all experts; a separate module, which gives the parameters their names."""
 
     def __init__(
-        self, shape: ExpertsShape, experts: int, activation: Activation, site: Site
+        self,
+        settings: ExpertSettings,
+        h: int,
+        activation: Activation,
+        site: Site,
+        *,
+        bias: bool,
     ) -> None:
         super().__init__()
-        h, f, fused = shape.hidden_size, shape.ffn_hidden_size, 1 + is_gated(activation)
+        experts, f = settings.num_experts, settings.moe_ffn_hidden_size
+        fused = 1 + is_gated(activation)
         self.linear_fc1 = GroupedLinear(
-            experts, h, f * fused, "spreads", site, fused=fused, bias=shape.bias
+            experts, h, f * fused, "spreads", site, fused=fused, bias=bias
         )
-        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site, bias=shape.bias)
+        self.linear_fc2 = GroupedLinear(experts, f, h, "joins", site, bias=bias)
         self._kernels = site.kernels
         self._activation = function_of(activation, site.kernels)
         parts = site.recomputation.parts

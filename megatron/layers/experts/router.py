@@ -11,8 +11,7 @@ token, e experts, g groups of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,76 +20,16 @@ from megatron.layers.experts.balance import (
     LEAST,
     LOSS_NAMES,
     Z_LOSS,
-    Balance,
     leave_balancing_losses,
     over_sequence,
 )
-from megatron.layers.experts.capacity import Capacity
 from megatron.layers.experts.noise import replaced, with_jitter
 from megatron.layers.experts.order import times_chosen
+from megatron.layers.experts.settings import BalanceSettings, ExpertSettings
 from megatron.layers.experts.sinkhorn import balanced
 from megatron.layers.experts.wide_linear import wide_linear
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.site import Site
-
-Score: TypeAlias = Literal["softmax", "sigmoid"]
-"""Of an expert: by a softmax over all experts, or by its own sigmoid."""
-
-
-@dataclass(frozen=True)
-class RouterOptions:
-    """How tokens choose.
-
-    Attributes:
-        experts: e.
-        topk: k.
-        score: of an expert.
-        pre_softmax: the softmax is over all experts, not over the chosen ones.
-        groups: g, of which ``group_topk`` may be chosen from; 1: all experts are in one.
-        group_topk: groups that a token may choose from.
-        group_best: experts whose scores together are a group's; ``None``: k / ``group_topk``.
-        scaling: factor of the weights.
-        balances: what balances the experts, with the coefficient of each loss.
-        z_loss_coeff: coefficient of the mean squared logarithm of the sum of exponentials
-            (arXiv 2202.08906, equation 5).
-        dtype: of the product that makes logits, if it is wider than activations, and of all that
-            follows up to the weights of choices; ``None``: logits are products in the type of
-            activations, and what follows is in fp32 at least.
-        has_bias: a bias of every expert joins the scores for the choice.
-        bias_rate: change of the bias after an iteration.
-        is_forced: random logits take the place of the router's.
-        jitter: largest relative noise on the input.
-        capacity: how many tokens an expert takes; ``None``: all that choose it.
-        linear_bias: the logits have a bias, which is trained like any other.
-    """
-
-    experts: int
-    topk: int
-    score: Score = "softmax"
-    pre_softmax: bool = False
-    groups: int = 1
-    group_topk: int = 1
-    scaling: float = 1.0
-    balances: tuple[tuple[Balance, float], ...] = ()
-    z_loss_coeff: float = 0.0
-    dtype: torch.dtype | None = None
-    has_bias: bool = False
-    bias_rate: float = 1e-3
-    is_forced: bool = False
-    jitter: float = 0.0
-    capacity: Capacity | None = None
-    group_best: int | None = None
-    linear_bias: bool = False
-
-    @property
-    def losses(self) -> dict[Balance, float]:
-        """The balancing losses with their coefficients."""
-        return {kind: factor for kind, factor in self.balances if kind in LOSS_NAMES and factor}
-
-    @property
-    def by_sinkhorn(self) -> bool:
-        """Whether training balances the choices themselves."""
-        return any(kind == "sinkhorn" for kind, _ in self.balances)
 
 
 class Choice(NamedTuple):
@@ -111,9 +50,12 @@ class Router(nn.Module):
     """Scores experts by one matrix.
 
     Args:
-        options: how tokens choose.
+        settings: how tokens choose. With a wider ``dtype``, all that follows the logits is in it,
+            up to the weights of choices; otherwise it is in fp32 at least.
+        balance: what balances the experts. The z-loss is that of arXiv 2202.08906, equation 5.
         hidden_size: h.
         site: device, dtype, kernels and ranks of the router.
+        bias: the logits have a bias, which is trained like any other.
 
     Attributes:
         expert_bias: fp32 [e], which no gradient reaches; training changes it after every iteration
@@ -122,24 +64,33 @@ class Router(nn.Module):
 
     expert_bias: Tensor | None
 
-    def __init__(self, options: RouterOptions, hidden_size: int, site: Site) -> None:
+    def __init__(
+        self,
+        settings: ExpertSettings,
+        balance: BalanceSettings,
+        hidden_size: int,
+        site: Site,
+        *,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
-        self.options, self._site = options, site
-        weight_eh = torch.empty(options.experts, hidden_size, dtype=site.dtype, device=site.device)
+        self.settings, self.balance, self._site = settings, balance, site
+        experts = settings.num_experts
+        weight_eh = torch.empty(experts, hidden_size, dtype=site.dtype, device=site.device)
         self.weight = nn.Parameter(weight_eh)
         self.bias: nn.Parameter | None = None
-        if options.linear_bias:
-            self.bias = nn.Parameter(weight_eh.new_empty(options.experts))
+        if bias:
+            self.bias = nn.Parameter(weight_eh.new_empty(experts))
         bias_e = None
-        if options.has_bias:
-            bias_e = torch.zeros(options.experts, dtype=torch.float32, device=site.device)
+        if balance.moe_router_enable_expert_bias:
+            bias_e = torch.zeros(experts, dtype=torch.float32, device=site.device)
         self.register_buffer("expert_bias", bias_e)
 
     @property
     def losses_left(self) -> Sequence[str]:
         """As in ``LeavesLosses``."""
-        names = [LOSS_NAMES[kind] for kind in self.options.losses]
-        return [*names, *[Z_LOSS] * bool(self.options.z_loss_coeff)]
+        names = [LOSS_NAMES[kind] for kind in self.balance.losses]
+        return [*names, *[Z_LOSS] * bool(self.balance.moe_z_loss_coeff)]
 
     @property
     def leaves_load(self) -> bool:
@@ -148,39 +99,39 @@ class Router(nn.Module):
 
     def forward(self, x_buh: Tensor, forward_pass: ForwardPass) -> Choice:
         """Choose for every token, and leave losses and load of the choice in ``forward_pass``."""
-        options, site = self.options, self._site
+        settings, balance, site = self.settings, self.balance, self._site
         wide = torch.promote_types(x_buh.dtype, torch.float32)
-        dtype = torch.promote_types(x_buh.dtype, options.dtype or x_buh.dtype)
-        noisy_buh = with_jitter(x_buh, options.jitter, forward_pass, site)
+        dtype = torch.promote_types(x_buh.dtype, settings.dtype or x_buh.dtype)
+        noisy_buh = with_jitter(x_buh, balance.moe_input_jitter_eps, forward_pass, site)
         logits_bue = wide_linear(noisy_buh, self.weight, dtype, site.kernels)
         logits_bue = logits_bue.to(torch.promote_types(dtype, wide))
         if self.bias is not None:
             logits_bue = logits_bue + self.bias
-        if options.is_forced:
+        if balance.moe_router_force_load_balancing:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
             self._leave_losses(logits_bue, forward_pass)
-        if options.by_sinkhorn:
+        if balance.is_by_sinkhorn:
             choice = self._by_sinkhorn(logits_bue, is_training=forward_pass.seeds is not None)
         else:
-            choice = choose(logits_bue, options, self.expert_bias)
+            choice = choose(logits_bue, settings, self.expert_bias)
         choice = choice._replace(weights_buk=choice.weights_buk.to(wide))
         if forward_pass.counts_load:
-            times_e = times_chosen(choice.experts_buk.flatten(), options.experts)
+            times_e = times_chosen(choice.experts_buk.flatten(), settings.num_experts)
             forward_pass.leave_load(times_e)
         return self._without_dropped(choice)
 
     def _leave_losses(self, logits_bue: Tensor, forward_pass: ForwardPass) -> None:
-        options = self.options
-        if options.losses:
-            is_softmax = options.score == "softmax"
+        losses, settings = self.balance.losses, self.settings
+        if losses:
+            is_softmax = settings.moe_router_score_function == "softmax"
             scores_bue = logits_bue.softmax(-1) if is_softmax else _shares(logits_bue)
             leave_balancing_losses(
-                scores_bue, options.topk, options.losses, forward_pass, self._site
+                scores_bue, settings.moe_router_topk, losses, forward_pass, self._site
             )
-        if options.z_loss_coeff:
+        if self.balance.moe_z_loss_coeff:
             squares_bu = logits_bue.logsumexp(-1).square()
-            forward_pass.leave_loss(Z_LOSS, squares_bu.mean(), options.z_loss_coeff)
+            forward_pass.leave_loss(Z_LOSS, squares_bu.mean(), self.balance.moe_z_loss_coeff)
 
     def _by_sinkhorn(self, logits_bue: Tensor, *, is_training: bool) -> Choice:
         """Choose by balanced scores in training, else by the scores alone, as in Megatron.
@@ -188,7 +139,7 @@ class Router(nn.Module):
         The scores are sigmoids if a token chooses one expert, and a softmax over all experts
         otherwise. The weights are the scores of the chosen experts.
         """
-        topk, site = self.options.topk, self._site
+        topk, site = self.settings.moe_router_topk, self._site
         scores_bue = logits_bue.sigmoid() if topk == 1 else logits_bue.softmax(-1)
         ranked_bue = scores_bue.detach()
         if is_training:
@@ -201,52 +152,56 @@ class Router(nn.Module):
 
     def _without_dropped(self, choice: Choice) -> Choice:
         """Return the choices; a choice that a full expert drops has weight 0."""
-        capacity = self.options.capacity
+        capacity = self.balance.capacity
         if capacity is None:
             return choice
         experts_buk, weights_buk = choice.experts_buk, choice.weights_buk
         kept_buk = capacity.kept(
-            experts_buk, weights_buk.detach(), self.options.experts, self._site
+            experts_buk, weights_buk.detach(), self.settings.num_experts, self._site
         )
         return Choice(experts_buk, weights_buk * kept_buk, kept_buk)
 
 
-def choose(logits_bue: Tensor, options: RouterOptions, bias_e: Tensor | None = None) -> Choice:
+def choose(logits_bue: Tensor, settings: ExpertSettings, bias_e: Tensor | None = None) -> Choice:
     """Return the choice that logits make.
 
     A softmax over the chosen experts gives weights that add up to 1. Sigmoids of several experts
-    are divided by their sum; that of a single expert is its weight. With ``pre_softmax`` the
-    weights are the scores themselves. The factor ``scaling`` comes last. ``bias_e`` joins the
-    scores for the choice only.
+    are divided by their sum; that of a single expert is its weight. With
+    ``moe_router_pre_softmax`` the weights are the scores themselves. The factor of all weights
+    comes last. ``bias_e`` joins the scores for the choice only.
     """
-    if options.score == "sigmoid":
+    is_softmax = settings.moe_router_score_function == "softmax"
+    topk, before = settings.moe_router_topk, settings.moe_router_pre_softmax
+    if not is_softmax:
         scores_bue = logits_bue.sigmoid()
     else:
-        scores_bue = logits_bue.softmax(-1) if options.pre_softmax else logits_bue
+        scores_bue = logits_bue.softmax(-1) if before else logits_bue
     ranked_bue = scores_bue.detach()
-    experts_buk = _best(ranked_bue if bias_e is None else ranked_bue + bias_e, options)
+    experts_buk = _best(ranked_bue if bias_e is None else ranked_bue + bias_e, settings)
     weights_buk = scores_bue.gather(-1, experts_buk)
-    if options.score == "sigmoid" and options.topk > 1:
+    if not is_softmax and topk > 1:
         weights_buk = weights_buk / (weights_buk.sum(-1, keepdim=True) + LEAST)
-    elif options.score == "softmax" and not options.pre_softmax:
+    elif is_softmax and not before:
         weights_buk = weights_buk.softmax(-1)
-    return Choice(experts_buk, weights_buk * options.scaling)
+    return Choice(experts_buk, weights_buk * settings.moe_router_topk_scaling_factor)
 
 
-def _best(scores_bue: Tensor, options: RouterOptions) -> Tensor:
+def _best(scores_bue: Tensor, settings: ExpertSettings) -> Tensor:
     """Return the chosen experts: the best of the best groups, [b, u, k].
 
-    A group is as good as the sum of its best experts, ``group_best`` of them.
+    A group is as good as the sum of its best experts, ``moe_router_group_best`` of them.
     """
-    if options.groups > 1:
-        by_group = scores_bue.unflatten(-1, (options.groups, -1))
-        experts = options.group_best or options.topk // options.group_topk
+    topk, groups = settings.moe_router_topk, settings.moe_router_num_groups or 1
+    if groups > 1:
+        open_groups = settings.moe_router_group_topk or 1
+        by_group = scores_bue.unflatten(-1, (groups, -1))
+        experts = settings.moe_router_group_best or topk // open_groups
         best = by_group.topk(experts, dim=-1).values.sum(-1)
-        chosen_bug = best.topk(options.group_topk, dim=-1).indices
+        chosen_bug = best.topk(open_groups, dim=-1).indices
         is_open_bug = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, chosen_bug, True)
         by_group = by_group.masked_fill(~is_open_bug.unsqueeze(-1), -torch.inf)
         scores_bue = by_group.flatten(-2)
-    return scores_bue.topk(options.topk, dim=-1).indices
+    return scores_bue.topk(topk, dim=-1).indices
 
 
 def _shares(logits_bue: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The settings of a mixture of experts: its sizes, its router and its balance."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import torch
 
@@ -16,11 +16,13 @@ from megatron.flags.declare import (
     derived,
     flag,
 )
-from megatron.layers.experts.balance import Balance
+from megatron.layers.experts.balance import LOSS_NAMES, Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
-from megatron.layers.experts.router import RouterOptions, Score
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.settings import PATTERN
+
+Score: TypeAlias = Literal["softmax", "sigmoid"]
+"""Of an expert: by a softmax over all experts, or by its own sigmoid."""
 
 _EXPERTS: Final = "--num-experts"
 
@@ -77,6 +79,11 @@ class BalanceSettings:
         """What balances the experts, each with its coefficient."""
         kinds, numbers = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
         return tuple(zip(kinds, numbers if len(numbers) > 1 else numbers * len(kinds), strict=True))
+
+    @property
+    def losses(self) -> dict[Balance, float]:
+        """The balancing losses with their coefficients."""
+        return {kind: factor for kind, factor in self.coefficients if kind in LOSS_NAMES and factor}
 
     @property
     def capacity(self) -> Capacity | None:
@@ -140,31 +147,8 @@ class ExpertSettings:
         """
         return self.is_mixture and bool(self.moe_layer_freq.entry(layer, first=True))
 
-    def router(self, balance: BalanceSettings, *, bias: bool) -> RouterOptions:
-        """Return how tokens choose experts.
-
-        Args:
-            balance: what balances the experts.
-            bias: the logits have a bias, which is trained like any other.
-        """
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Type of the router's product, if it may be wider than activations."""
         dtypes = {"fp32": torch.float32, "fp64": torch.float64}
-        dtype = self.moe_router_dtype
-        return RouterOptions(
-            self.num_experts,
-            self.moe_router_topk,
-            self.moe_router_score_function,
-            self.moe_router_pre_softmax,
-            self.moe_router_num_groups or 1,
-            self.moe_router_group_topk or 1,
-            self.moe_router_topk_scaling_factor,
-            balance.coefficients,
-            balance.moe_z_loss_coeff,
-            None if dtype is None else dtypes[dtype],
-            balance.moe_router_enable_expert_bias,
-            balance.moe_router_bias_update_rate,
-            balance.moe_router_force_load_balancing,
-            balance.moe_input_jitter_eps,
-            balance.capacity,
-            linear_bias=bias,
-            group_best=self.moe_router_group_best,
-        )
+        return None if self.moe_router_dtype is None else dtypes[self.moe_router_dtype]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
-from megatron.model.layer_spec import layer_spec
+from megatron.model.parts import kind_of
 from megatron.model.placement import Placement
 from megatron.planning.count.apart import apart
 from megatron.planning.count.few_slices import count_few
@@ -123,7 +123,7 @@ def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
     """Return a key that is equal for layers with equal counts."""
     model, own = subject.model, subject.eight_bits
     return tuple(
-        (layer_spec(model, layer), own is not None and own.has(layer, model.num_layers))
+        (kind_of(model, layer), own is not None and own.has(layer, model.num_layers))
         for layer in layers
     )
 

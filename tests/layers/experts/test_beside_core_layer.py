@@ -6,7 +6,6 @@ each with the gradients of the router's losses, and these losses.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -15,52 +14,43 @@ import pytest
 import torch
 from correctness.agreement import errors
 from harness.megatron_core import core_on_cpu, core_ranks, needs_core
+from harness.mixtures import Mixture, balanced, mixture
 from harness.rank_pool import RankPool
 from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.experts.capacity import Capacity
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
+from megatron.layers.experts.experts import Experts
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.left_losses import LayerLosses
 from megatron.layers.site import Site
 
 B, S, H, F, EXPERTS = 2, 11, 16, 6, 8
 SITE = Site(torch.device("cpu"), torch.float32, given_kernels=ReferenceKernels())
-PLAIN = RouterOptions(EXPERTS, 2, balances=(("aux_loss", 0.3),), z_loss_coeff=0.05)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A mixture.
-
-    Attributes:
-        router: how tokens choose.
-        shared: inner width of the shared expert; 0: there is none.
-        gate: whether the shared expert has a gate.
-    """
-
-    router: RouterOptions
-    shared: int = 0
-    gate: bool = False
+PLAIN = mixture(EXPERTS, 2, moe_ffn_hidden_size=F, **balanced(("aux_loss", 0.3), z_loss=0.05))
 
 
 CASES = {
-    "softmax": Case(PLAIN),
-    "softmax before the choice": Case(
-        replace(PLAIN, pre_softmax=True, balances=(("seq_aux_loss", 0.3),)), shared=10, gate=True
+    "softmax": PLAIN,
+    "softmax before the choice": PLAIN.but(
+        moe_router_pre_softmax=True,
+        moe_router_load_balancing_type=("seq_aux_loss",),
+        moe_shared_expert_intermediate_size=10,
+        moe_shared_expert_gate=True,
     ),
-    "sigmoid": Case(
-        replace(
-            PLAIN, topk=4, score="sigmoid", groups=4, group_topk=2, scaling=2.5, has_bias=True,
-            balances=(("aux_loss", 0.3), ("seq_aux_loss", 0.2)),
-        ),
-        shared=10,
+    "sigmoid": PLAIN.but(
+        moe_router_topk=4,
+        moe_router_score_function="sigmoid",
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_topk_scaling_factor=2.5,
+        moe_router_enable_expert_bias=True,
+        moe_router_load_balancing_type=("aux_loss", "seq_aux_loss"),
+        moe_aux_loss_coeff=(0.3, 0.2),
+        moe_shared_expert_intermediate_size=10,
     ),
-    "capacity": Case(replace(PLAIN, capacity=Capacity(0.75))),
-}  # fmt: skip
+    "capacity": PLAIN.but(moe_expert_capacity_factor=0.75),
+}
 
 Found = dict[str, Tensor]
 """Output, losses and gradients by name."""
@@ -70,10 +60,9 @@ def numbers(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def ours(case: Case) -> Experts:
+def ours(case: Mixture) -> Experts:
     """The mixture with random weights."""
-    shape = ExpertsShape(H, F, case.shared, case.gate)
-    made = Experts(shape, case.router, "swiglu", SITE)
+    made = case.layer(H, SITE)
     with torch.no_grad():
         for seed, (_, weight) in enumerate(sorted(made.named_parameters())):
             weight.copy_(0.5 * numbers(*weight.shape, seed=seed))
@@ -98,34 +87,34 @@ def by_us(made: Experts, x_bsh: Tensor, grad_bsh: Tensor) -> Found:
     return found
 
 
-def theirs(case: Case) -> Any:
+def theirs(case: Mixture) -> Any:
     """The layer of Megatron-Core; its weights are not those of ``ours`` yet."""
-    router = case.router
-    kinds, factors = map(list, zip(*router.balances, strict=True))
+    experts, balance = case.experts, case.balance
+    kinds, factors = map(list, zip(*balance.coefficients, strict=True))
     settings = import_module("megatron.core.transformer.transformer_config").TransformerConfig(
         **{"num_layers": 1, "hidden_size": H, "ffn_hidden_size": F, "num_attention_heads": 2},
         **{"gated_linear_unit": True, "activation_func": torch.nn.functional.silu},
         **{"add_bias_linear": False, "bias_activation_fusion": False},
         **{"use_cpu_initialization": True, "gradient_accumulation_fusion": False},
-        num_moe_experts=router.experts,
+        num_moe_experts=EXPERTS,
         moe_ffn_hidden_size=F,
         moe_token_dispatcher_type="allgather",
-        moe_router_topk=router.topk,
-        moe_router_score_function=router.score,
-        moe_router_pre_softmax=router.pre_softmax,
-        moe_router_num_groups=router.groups if router.groups > 1 else None,
-        moe_router_group_topk=router.group_topk if router.groups > 1 else None,
-        moe_router_topk_scaling_factor=router.scaling,
-        moe_router_enable_expert_bias=router.has_bias,
+        moe_router_topk=experts.moe_router_topk,
+        moe_router_score_function=experts.moe_router_score_function,
+        moe_router_pre_softmax=experts.moe_router_pre_softmax,
+        moe_router_num_groups=experts.moe_router_num_groups,
+        moe_router_group_topk=experts.moe_router_group_topk,
+        moe_router_topk_scaling_factor=experts.moe_router_topk_scaling_factor,
+        moe_router_enable_expert_bias=balance.moe_router_enable_expert_bias,
         moe_router_load_balancing_type=kinds if len(kinds) > 1 else kinds[0],
         moe_aux_loss_coeff=factors if len(kinds) > 1 else factors[0],
-        moe_z_loss_coeff=router.z_loss_coeff,
-        moe_expert_capacity_factor=None if router.capacity is None else router.capacity.factor,
-        moe_shared_expert_intermediate_size=case.shared or None,
-        moe_shared_expert_gate=case.gate,
+        moe_z_loss_coeff=balance.moe_z_loss_coeff,
+        moe_expert_capacity_factor=balance.moe_expert_capacity_factor,
+        moe_shared_expert_intermediate_size=experts.moe_shared_expert_intermediate_size or None,
+        moe_shared_expert_gate=experts.moe_shared_expert_gate,
     )
     specs = import_module("megatron.core.models.gpt.moe_module_specs")
-    spec = specs.get_moe_module_spec(use_te=False, num_experts=router.experts)
+    spec = specs.get_moe_module_spec(use_te=False, num_experts=EXPERTS)
     build = import_module("megatron.core.transformer.spec_utils").build_module
     layer = build(spec, config=settings, layer_number=1)
     layer.set_layer_number(1)

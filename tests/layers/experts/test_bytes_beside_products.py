@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from harness.mixtures import mixture
 
 from megatron.kernels.counted import counted_kernels
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
@@ -33,8 +32,8 @@ def launches(name: str, *, splits: bool) -> list[Launch]:
     """Of a forward and a backward whose weight gradients, if it ``splits``, come last."""
     hidden, width, experts, topk = SHAPES[name]
     site = Site(META, torch.bfloat16, given_kernels=counted_kernels(torch.bfloat16))
-    router = RouterOptions(experts, topk, dtype=torch.float32)
-    layer, work = Experts(ExpertsShape(hidden, width), router, "swiglu", site), list[Work]()
+    settings = mixture(experts, topk, moe_router_dtype="fp32", moe_ffn_hidden_size=width)
+    layer, work = settings.layer(hidden, site), list[Work]()
     for parameter in layer.parameters():
         give_main_grad(parameter, torch.empty(parameter.shape, device=META))
     defer_weight_gradients(layer, work.append if splits else None)

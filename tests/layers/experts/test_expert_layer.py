@@ -1,16 +1,20 @@
 """What a mixture of experts promises besides its formula, which ``correctness`` compares."""
 
+from typing import Any
+
 import pytest
 import torch
+from harness.mixtures import Mixture, balanced, mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import plain_experts
 from reference.plain_gpt import GPTOptions
 
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.experts.experts import Experts, ExpertsShape
+from megatron.layers.experts.experts import Experts
 from megatron.layers.experts.order import Order, times_chosen
-from megatron.layers.experts.router import RouterOptions, Score, choose
+from megatron.layers.experts.router import choose
+from megatron.layers.experts.settings import Score
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.left_losses import LayerLosses
 from megatron.layers.main_grad import main_grad_of
@@ -23,9 +27,10 @@ from megatron.optimizer.parameters import OptimizedParameter
 SITE = Site(torch.device("cpu"), torch.float64, given_kernels=ReferenceKernels())
 
 
-def mixture(router: RouterOptions, seed: int = 0, *, gate: bool = False) -> Experts:
-    shape = ExpertsShape(8, 6, 4 if gate else 0, gate)
-    made = Experts(shape, router, "swiglu", SITE)
+def layer_of(settings: Mixture, seed: int = 0, *, gate: bool = False) -> Experts:
+    shared = 4 if gate else 0
+    widths = {"moe_ffn_hidden_size": 6, "moe_shared_expert_intermediate_size": shared}
+    made = settings.but(**widths, moe_shared_expert_gate=gate).layer(8, SITE)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -87,15 +92,15 @@ def test_joining_is_the_adjoint_of_spreading(seed: int, topk: int) -> None:
 def test_a_choice_is_that_of_the_formula(
     score: Score, groups: int, pre_softmax: bool, topk: int
 ) -> None:
-    options = RouterOptions(8, topk, score, pre_softmax, groups, min(groups, 2), scaling=1.5)
+    values: dict[str, Any] = {
+        "moe_router_pre_softmax": pre_softmax,
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": min(groups, 2),
+        "moe_router_topk_scaling_factor": 1.5,
+    }
+    options = mixture(8, topk, score, **values).experts
     written = GPTOptions(
-        num_experts=8,
-        moe_router_topk=topk,
-        moe_router_score_function=score,
-        moe_router_pre_softmax=pre_softmax,
-        moe_router_num_groups=groups,
-        moe_router_group_topk=min(groups, 2),
-        moe_router_topk_scaling_factor=1.5,
+        num_experts=8, moe_router_topk=topk, moe_router_score_function=score, **values
     )
     logits_bue = torch.randn(3, 50, 8, dtype=torch.float64, requires_grad=True)
     choice = choose(logits_bue, options)
@@ -104,7 +109,7 @@ def test_a_choice_is_that_of_the_formula(
 
 
 def test_all_tokens_may_choose_one_expert_and_the_others_have_no_gradient() -> None:
-    made = mixture(RouterOptions(4, 1))
+    made = layer_of(mixture(4, 1))
     with torch.no_grad():
         made.router.weight.zero_()
         made.router.weight[2, 0] = 1.0
@@ -120,7 +125,7 @@ def test_all_tokens_may_choose_one_expert_and_the_others_have_no_gradient() -> N
 
 
 def test_the_balancing_loss_is_least_where_experts_have_equally_many_tokens() -> None:
-    made = mixture(RouterOptions(4, 1, balances=(("aux_loss", 0.5),)))
+    made = layer_of(mixture(4, 1, **balanced(("aux_loss", 0.5))))
 
     def loss(logits_for: torch.Tensor) -> float:
         with torch.no_grad():
@@ -139,8 +144,8 @@ def test_the_balancing_loss_is_least_where_experts_have_equally_many_tokens() ->
 
 @pytest.mark.parametrize("gate", [False, True])
 def test_weight_gradients_that_wait_are_those_of_a_whole_backward(gate: bool) -> None:
-    router = RouterOptions(4, 2, "sigmoid", scaling=2.0)
-    whole, split = mixture(router, gate=gate), mixture(router, gate=gate)
+    router = mixture(4, 2, "sigmoid", moe_router_topk_scaling_factor=2.0)
+    whole, split = layer_of(router, gate=gate), layer_of(router, gate=gate)
     kernels = ReferenceKernels()
     for made in (whole, split):
         entries = [OptimizedParameter.of(owned) for owned in owned_by(made, "x.")]

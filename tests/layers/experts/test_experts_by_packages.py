@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from harness.mixtures import mixture
 from kernels.grouped_stand_ins import installed
 from torch import Tensor
 
 from megatron.kernels.cuda.grouped_packages import PackageName, load_grouped_package
 from megatron.kernels.grouped import GroupedKernels, product_by_group, weight_product_by_group
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Part, Recomputation
 from megatron.layers.site import Site
@@ -59,7 +58,7 @@ def trained(
         recomputation=recomputation,
         grouped_package=multiplies,
     )
-    made = Experts(ExpertsShape(8, 16, bias=True), RouterOptions(4, 2), "swiglu", site)
+    made = mixture(4, 2, moe_ffn_hidden_size=16).layer(8, site, bias=True)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -1,16 +1,16 @@
 """A mixture by the kernels of a GPU, in Triton's interpreter, against PyTorch's operations."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
+from harness.mixtures import mixture
 from kernels.implementations import of_a_gpu, relative_error
 from torch import Tensor
 
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
@@ -24,7 +24,11 @@ WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def trained(kernels: Kernels, *, splits: bool) -> list[Tensor]:
     """The output, and the gradients of the input and of all weights after two microbatches."""
     site = Site(WHERE, torch.float32, given_kernels=kernels)
-    made = Experts(ExpertsShape(8, 6, 4, True), RouterOptions(5, 2), "swiglu", site)
+    shared: dict[str, Any] = {
+        "moe_shared_expert_intermediate_size": 4,
+        "moe_shared_expert_gate": True,
+    }
+    made = mixture(5, 2, moe_ffn_hidden_size=6, **shared).layer(8, site)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from harness.mixtures import mixture
 from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
@@ -13,8 +14,6 @@ from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultip
 from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe, types_of
 from megatron.layers.eight_bits import EightBitProducts, Multiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Part, Recomputation, again
@@ -157,7 +156,8 @@ def trained(
 ) -> list[Tensor]:
     """Outputs and gradients of two iterations of a mixture."""
     site = Site(CPU, FP32, given_kernels=KERNELS, recomputation=recomputation)
-    made = Experts(ExpertsShape(IN, 16, 16), RouterOptions(EXPERTS, 2), "swiglu", site)
+    widths: dict[str, Any] = {"moe_ffn_hidden_size": 16, "moe_shared_expert_intermediate_size": 16}
+    made = mixture(EXPERTS, 2, **widths).layer(IN, site)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from harness.mixtures import mixture
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.experts.experts import Experts, ExpertsShape
-from megatron.layers.experts.router import RouterOptions
 from megatron.layers.experts.wide_linear import wide_linear
 from megatron.layers.recompute import NO_RECOMPUTATION, Part, Recomputation
 from megatron.layers.site import Site
@@ -59,7 +58,11 @@ def trained(recomputation: Recomputation) -> tuple[Counter[str], int, list[Tenso
         given_kernels=kernels,
         recomputation=recomputation,
     )
-    made = Experts(ExpertsShape(8, 6, 4, True), RouterOptions(4, 2), "swiglu", site)
+    shared: dict[str, Any] = {
+        "moe_shared_expert_intermediate_size": 4,
+        "moe_shared_expert_gate": True,
+    }
+    made = mixture(4, 2, moe_ffn_hidden_size=6, **shared).layer(8, site)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness.megatron_core import core_on_cpu, needs_core
+from harness.mixtures import Mixture, balanced, mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import plain_experts
@@ -16,14 +17,15 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.dropout import DropoutSeeds
 from megatron.layers.experts.balance import Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
-from megatron.layers.experts.router import Choice, Router, RouterOptions, Score, choose
+from megatron.layers.experts.router import Choice, Router, choose
+from megatron.layers.experts.settings import Score
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.left_losses import LayerLosses
 from megatron.layers.site import Site
 
 SITE = Site(torch.device("cpu"), torch.float64, given_kernels=ReferenceKernels())
 TRAINING = ForwardPass(DropoutSeeds(1, 2, 3, 4))
-SIGMOID = RouterOptions(8, 2, "sigmoid", has_bias=True)
+BALANCED_BY_SINKHORN = balanced(("sinkhorn", 0.0))
 
 
 def dense(choice: Choice, experts: int) -> torch.Tensor:
@@ -33,10 +35,10 @@ def dense(choice: Choice, experts: int) -> torch.Tensor:
     return weights_bue.scatter(-1, choice.experts_buk, choice.weights_buk)
 
 
-def router(options: RouterOptions, hidden: int = 8) -> Router:
-    made = Router(options, hidden, SITE)
+def router(settings: Mixture, hidden: int = 8) -> Router:
+    made = settings.router(hidden, SITE)
     with torch.no_grad():
-        made.weight.copy_(torch.eye(hidden, dtype=torch.float64)[: options.experts])
+        made.weight.copy_(torch.eye(hidden, dtype=torch.float64)[: settings.experts.num_experts])
     return made
 
 
@@ -54,21 +56,21 @@ def test_a_router_in_fp64_is_exact_up_to_the_rounding_of_its_results(
     narrow: torch.dtype, score: Score
 ) -> None:
     """Weights are rounded to fp32, gradients to the type of what they are of."""
-    balances: tuple[tuple[Balance, float], ...] = (("seq_aux_loss", 0.5),)
-    options = RouterOptions(8, 3, score, dtype=torch.float64, balances=balances, z_loss_coeff=0.25)
+    balance = balanced(("seq_aux_loss", 0.5), z_loss=0.25)
+    options = mixture(8, 3, score, moe_router_dtype="fp64", **balance)
     found = scored(options, narrow)
     wanted = scored(options, torch.float64)
-    wide = scored(replace(options, dtype=torch.float32), narrow)
+    wide = scored(options.but(moe_router_dtype="fp32"), narrow)
     rounded = [own.to(other.dtype) for own, other in zip(wanted, found, strict=True)]
     assert [own.dtype for own in found] == [torch.float32, narrow, narrow, torch.float64]
     assert all(own.equal(other) for own, other in zip(found, rounded, strict=True))
     assert not wide[0].equal(rounded[0]), "fp32 is not enough"
 
 
-def scored(options: RouterOptions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def scored(options: Mixture, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Weights, gradients of input and matrix, and losses of a router with factors of a type."""
     x_buh, weight_eh = numbers(2, 30, 64).to(torch.bfloat16), numbers(8, 64, seed=1)
-    made = Router(options, 64, replace(SITE, dtype=dtype))
+    made = options.router(64, replace(SITE, dtype=dtype))
     with torch.no_grad():
         made.weight.copy_(weight_eh.to(torch.bfloat16))
     x_buh = x_buh.to(dtype).requires_grad_()
@@ -83,9 +85,8 @@ def scored(options: RouterOptions, dtype: torch.dtype) -> tuple[torch.Tensor, ..
 
 
 def test_a_router_in_fp64_tells_logits_apart_that_fp32_cannot() -> None:
-    made = Router(
-        RouterOptions(2, 1, "sigmoid", dtype=torch.float64), 3, replace(SITE, dtype=torch.float32)
-    )
+    options = mixture(2, 1, "sigmoid", moe_router_dtype="fp64")
+    made = options.router(3, replace(SITE, dtype=torch.float32))
     with torch.no_grad():
         made.weight.copy_(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.5, 0.0]]))
     for large in (1e8, -1e8):
@@ -96,14 +97,14 @@ def test_a_router_in_fp64_tells_logits_apart_that_fp32_cannot() -> None:
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_bias_joins_the_choice_and_no_weight(groups: int) -> None:
-    options = replace(SIGMOID, topk=4, groups=groups, group_topk=min(groups, 2), scaling=2.5)
+    values: dict[str, Any] = {
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": min(groups, 2),
+        "moe_router_topk_scaling_factor": 2.5,
+    }
+    options = mixture(8, 4, "sigmoid", **values).experts
     written = GPTOptions(
-        num_experts=8,
-        moe_router_topk=4,
-        moe_router_score_function="sigmoid",
-        moe_router_num_groups=groups,
-        moe_router_group_topk=min(groups, 2),
-        moe_router_topk_scaling_factor=2.5,
+        num_experts=8, moe_router_topk=4, moe_router_score_function="sigmoid", **values
     )
     logits_bue, bias_e = numbers(3, 50, 8), 0.3 * numbers(8, seed=1)
     found = dense(choose(logits_bue, options, bias_e), 8)
@@ -124,7 +125,7 @@ def test_a_full_expert_keeps_as_many_as_the_plain_one(
     samples: int, length: int, topk: int, factor: float, policy: DropPolicy, seed: int
 ) -> None:
     logits_bue = numbers(samples, length, 4, seed=seed)
-    choice = choose(logits_bue, RouterOptions(4, topk, "sigmoid"))
+    choice = choose(logits_bue, mixture(4, topk, "sigmoid").experts)
     kept_buk = Capacity(factor, policy).kept(choice.experts_buk, choice.weights_buk, 4, SITE)
     found = dense(Choice(choice.experts_buk, choice.weights_buk * kept_buk), 4)
     written = GPTOptions(
@@ -138,7 +139,8 @@ def test_a_full_expert_keeps_as_many_as_the_plain_one(
 
 
 def test_a_dropped_choice_adds_nothing_and_gets_no_gradient() -> None:
-    made = router(RouterOptions(8, 1, "sigmoid", capacity=Capacity(1.0, "position")))
+    capacity = {"moe_expert_capacity_factor": 1.0, "moe_token_drop_policy": "position"}
+    made = router(mixture(8, 1, "sigmoid", **capacity))
     x_buh = torch.zeros(1, 16, 8, dtype=torch.float64)
     x_buh[..., 3] = 5.0  # all tokens choose one expert, which takes two
     x_buh.requires_grad_()
@@ -150,7 +152,7 @@ def test_a_dropped_choice_adds_nothing_and_gets_no_gradient() -> None:
 
 
 def test_forced_choices_are_even_and_gradients_go_back() -> None:
-    made = router(RouterOptions(8, 2, "sigmoid", is_forced=True))
+    made = router(mixture(8, 2, "sigmoid", moe_router_force_load_balancing=True))
     x_buh = torch.zeros(4, 500, 8, dtype=torch.float64)
     x_buh[..., 3] = 5.0
     x_buh.requires_grad_()
@@ -168,8 +170,8 @@ def test_forced_choices_are_even_and_gradients_go_back() -> None:
 
 
 def test_noise_multiplies_the_input_of_the_router_in_training_only() -> None:
-    options = RouterOptions(8, 8, pre_softmax=True)
-    made, plain = router(replace(options, jitter=0.25)), router(options)
+    options = mixture(8, 8, moe_router_pre_softmax=True)
+    made, plain = router(options.but(moe_input_jitter_eps=0.25)), router(options)
     x_buh = numbers(2, 30, 8)
 
     def logits(part: Router, forward_pass: ForwardPass) -> torch.Tensor:
@@ -186,8 +188,7 @@ def test_noise_multiplies_the_input_of_the_router_in_training_only() -> None:
 
 @pytest.mark.parametrize("topk", [1, 3])
 def test_sinkhorn_balances_skewed_tokens(topk: int) -> None:
-    options = RouterOptions(8, topk, balances=(("sinkhorn", 0.0),))
-    made = router(options)
+    made = router(mixture(8, topk, **BALANCED_BY_SINKHORN))
     x_buh = numbers(4, 100, 8) + torch.linspace(0, 3, 8, dtype=torch.float64)
 
     def largest(forward_pass: ForwardPass) -> float:
@@ -202,7 +203,7 @@ def test_sinkhorn_balances_skewed_tokens(topk: int) -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), 100.0])
 def test_scaling_ends_whatever_the_logits_are(wrong: float) -> None:
-    made = router(RouterOptions(8, 1, balances=(("sinkhorn", 0.0),)))
+    made = router(mixture(8, 1, **BALANCED_BY_SINKHORN))
     x_buh = numbers(1, 50, 8)
     x_buh[0, :25, 3] = wrong
     chosen_buk = made(x_buh, TRAINING).experts_buk
@@ -236,8 +237,16 @@ def test_choices_are_those_of_megatron_core(
         score_function=score,
         expert_bias=bias_e,
     )
-    options = RouterOptions(8, 4, score, pre_softmax, groups or 1, 2 if groups else 1, 2.5)
-    found = dense(choose(logits_bue, options, bias_e), 8)[0]
+    options = mixture(
+        8,
+        4,
+        score,
+        moe_router_pre_softmax=pre_softmax,
+        moe_router_num_groups=groups,
+        moe_router_group_topk=groups and 2,
+        moe_router_topk_scaling_factor=2.5,
+    )
+    found = dense(choose(logits_bue, options.experts, bias_e), 8)[0]
     torch.testing.assert_close(found, weights_ne, rtol=1e-5, atol=1e-6)  # theirs is in fp32
 
 
@@ -246,7 +255,7 @@ def test_choices_are_those_of_megatron_core(
 def test_losses_are_those_of_megatron_core(score: Any, kind: Balance) -> None:
     theirs = core()
     x_buh = numbers(2, 30, 8)
-    made = router(RouterOptions(8, 2, score, balances=((kind, 0.5),), z_loss_coeff=0.25))
+    made = router(mixture(8, 2, score, **balanced((kind, 0.5), z_loss=0.25)))
     losses = LayerLosses()
     made(x_buh, replace(TRAINING, losses=losses))
     balance, squares = losses.close()[0]
@@ -273,7 +282,7 @@ def test_losses_are_those_of_megatron_core(score: Any, kind: Balance) -> None:
 def test_choices_by_sinkhorn_are_those_of_megatron_core() -> None:
     theirs = core()
     x_buh = numbers(1, 200, 8)
-    made = router(RouterOptions(8, 1, balances=(("sinkhorn", 0.0),)))
+    made = router(mixture(8, 1, **BALANCED_BY_SINKHORN))
     expected = theirs.sinkhorn(x_buh[0]).argmax(1)
     assert torch.equal(made(x_buh, TRAINING).experts_buk.flatten(), expected)
 
@@ -282,8 +291,8 @@ def test_choices_by_sinkhorn_are_those_of_megatron_core() -> None:
 def test_dropped_choices_are_those_of_megatron_core(factor: float) -> None:
     theirs = core()
     x_buh = numbers(1, 60, 8)
-    plain = choose(x_buh, RouterOptions(8, 2, "sigmoid"))
+    plain = choose(x_buh, mixture(8, 2, "sigmoid").experts)
     weights_ne = dense(plain, 8)[0]
     expected, _ = theirs.apply_router_token_dropping(weights_ne, weights_ne > 0, 2, factor)
-    made = router(RouterOptions(8, 2, "sigmoid", capacity=Capacity(factor)))
+    made = router(mixture(8, 2, "sigmoid", moe_expert_capacity_factor=factor))
     torch.testing.assert_close(dense(made(x_buh, TRAINING), 8)[0], expected)

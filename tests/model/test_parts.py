@@ -8,8 +8,8 @@ from reference.plain_gpt import GPTOptions, parameter_shapes
 
 from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
-from megatron.model.layer_spec import AttentionSpec, layer_spec
 from megatron.model.parallel_layer import ParallelLayer
+from megatron.model.parts import kind_of, rotation_of, scores_of
 from megatron.model.placement import place
 from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
@@ -22,28 +22,22 @@ def model(name: str) -> ModelSettings:
     return Job(options).config(Layout(1, "none")).model
 
 
-def attention(config: ModelSettings, layer: int) -> AttentionSpec:
-    spec = layer_spec(config, layer).attention
-    assert isinstance(spec, AttentionSpec)
-    return spec
-
-
 def test_every_second_layer_of_gemma_2_has_a_window() -> None:
     gemma = model("gemma 2")
-    scores = [attention(gemma, layer).scores for layer in range(4)]
+    scores = [scores_of(gemma, layer) for layer in range(4)]
     assert [own.window for own in scores] == [2, None, 2, None]
     assert {(own.softcap, own.scale) for own in scores} == {(1.5, 0.5)}
-    assert layer_spec(gemma, 0) == layer_spec(gemma, 2) != layer_spec(gemma, 1)
+    assert kind_of(gemma, 0) == kind_of(gemma, 2) != kind_of(gemma, 1)
 
 
 def test_local_layers_of_gemma_3_rotate_by_a_base_of_their_own() -> None:
     gemma = model("gemma 3")
-    rotations = [layer_spec(gemma, layer).rotation for layer in range(4)]
+    rotations = [rotation_of(gemma, layer) for layer in range(4)]
     told = [(own.base, own.interpolation) for own in rotations if own is not None]
     assert told == [(100, 1), (100, 1), (1000, 2), (100, 1)]
     wide = gemma.replaced(window_size=gemma.seq_length)
-    assert attention(wide, 0).scores.window is None  # it hides nothing
-    assert layer_spec(wide, 0).rotation == rotations[0]
+    assert scores_of(wide, 0).window is None  # it hides nothing
+    assert rotation_of(wide, 0) == rotations[0]
 
 
 def test_layers_that_rotate_alike_share_a_table() -> None:
@@ -60,8 +54,8 @@ def test_layers_that_rotate_alike_share_a_table() -> None:
 def test_a_window_that_hides_nothing_leaves_attention_to_the_fast_kernels() -> None:
     config = model("mistral").replaced(window_size=9)
     assert config.seq_length == 10
-    assert attention(config, 0).scores.are_products
-    assert not attention(config.replaced(window_size=8), 0).scores.are_products
+    assert scores_of(config, 0).are_products
+    assert not scores_of(config.replaced(window_size=8), 0).are_products
 
 
 @pytest.mark.parametrize("name", LIKE)
