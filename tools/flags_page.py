@@ -31,7 +31,7 @@ def page() -> str:
 def _ours() -> Iterator[str]:
     yield "# Flags"
     yield ""
-    yield "Written by `python tools/flags_page.py` from the declarations in `megatron/config/`."
+    yield "Written by `python tools/flags_page.py` from the declarations of flags in `megatron/`."
     exceptions = "[exceptions](running.md#the-command-line)"
     yield f"Names are Megatron-LM's, and so are most defaults ({exceptions})."
     for group in GROUPS:
