@@ -112,8 +112,8 @@ def with_known_vectors(model: Any) -> Any:
 def config_of(layout: Layout, where: Path) -> RunConfig:
     """The run of a model that was imported, with its balancing loss made large."""
     model = read_model(choose(where, None))
-    if model.balance.moe_aux_loss_coeff:
-        model = model.replaced(moe_aux_loss_coeff=BALANCE)
+    if model.balance.losses:
+        model = model.replaced(moe_aux_loss_coeff=(BALANCE,))
     model = model.replaced(seq_length=JOB.sequence, moe_router_bias_update_rate=0.0)
     loaded = CheckpointConfig(load=where, finetune=True)
     return replace(JOB.config(layout), model=model, checkpoint=loaded)
