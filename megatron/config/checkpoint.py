@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import COUNT, INTERVAL, flag
 from megatron.flags.groups import Flags, copied
+from megatron.flags.rules import notes
 
 
 # The formatter is off so that the flags read as a table.
@@ -71,12 +71,10 @@ def checkpoint_config(flags: CheckpointFlags, skip_train: bool, upcycling: int) 
     )
 
 
+@notes
 def _idle_without_training(flags: Flags) -> Iterator[str]:
     if flags[TrainFlags].skip_train and flags[CheckpointFlags].save is not None:
         yield (
             f"--save {flags[CheckpointFlags].save} changes nothing: --skip-train trains "
             "nothing to save"
         )
-
-
-CHECKPOINT_NOTES: Final = (_idle_without_training,)

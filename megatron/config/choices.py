@@ -13,6 +13,7 @@ from megatron.config.recompute import RECOMPUTATION
 from megatron.config.schedule import VOCABULARY, PipelineFlags, given_flags
 from megatron.config.slices import SLICES
 from megatron.flags.groups import Flags
+from megatron.flags.rules import refuses
 
 DIMENSIONS: Final = (VOCABULARY, RECOMPUTATION, HOST, SLICES)
 """All dimensions. Where time is short, a run is first compared with changes in the earlier ones."""
@@ -70,12 +71,10 @@ def closed_notes(flags: Flags) -> Iterator[str]:
             yield f"{own.flag} changes nothing: {own.closed(flags)}"
 
 
+@refuses
 def _belongs_to_one(flags: Flags) -> Iterator[str]:
     """Refuse a file of a plan or of costs, which belongs to one choice in every dimension."""
     for own in DIMENSIONS:
         if own is not VOCABULARY and own.is_open(flags):
             for given in given_flags(flags[PipelineFlags], "schedule_file", "measured_costs"):
                 yield f"{given} belongs to one run, and {own.flag} compares several: name one"
-
-
-CHOICE_RULES: Final = (_belongs_to_one,)

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import BANDWIDTH, LATENCY, RANKS, flag, up_to
 from megatron.flags.groups import Flags, declarations
+from megatron.flags.rules import notes_in, refuses_in
 from megatron.parallel.environment import local_world_size
 from megatron.parallel.grid import Order
 from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
@@ -145,6 +145,7 @@ def gpu_with_memory(name: str) -> Gpu | None:
     return replace(found, memory=min(found.memory, int(told[1]) * GIB))
 
 
+@refuses_in("real")
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
     if flags[ParallelFlags].device == "cuda" and not cuda:
@@ -166,6 +167,7 @@ def _device(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _backend(flags: Flags) -> Iterator[str]:
     if flags[ParallelFlags].distributed_backend == "gloo" and on_cuda(flags):
         yield (
@@ -174,6 +176,7 @@ def _backend(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _backend_of_cpus(flags: Flags) -> Iterator[str]:
     if flags[ParallelFlags].distributed_backend == "nccl" and not on_cuda(flags):
         why = why_gpus_are_out_of_reach() if flags[ParallelFlags].device == "auto" else None
@@ -183,6 +186,7 @@ def _backend_of_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
     for is_asked, name in ((flags[TrainFlags].bf16, "bf16"), (flags[PrecisionFlags].fp16, "fp16")):
         if is_asked and not on_cuda(flags) and not _cpu_multiplies(name):
@@ -221,16 +225,10 @@ _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
 """For each flag that changes nothing on CPUs, the reason."""
 
 
-def _idle_on_cpus(group: type, flags: Flags) -> Iterator[str]:
-    for declared in declarations(group) if not on_cuda(flags) else ():
-        reason = _IDLE_ON_CPUS[group].get(declared.name)
-        if reason and (value := getattr(flags[group], declared.name)) != declared.default:
-            yield f"{declared.shown(value)} changes nothing: {reason}"
-
-
-CLUSTER_NOTES: Final = tuple(partial(_idle_on_cpus, group) for group in _IDLE_ON_CPUS)
-DEVICE_RULES: Final = (_device,)
-BACKEND_RULES: Final = (_backend,)
-"""The rules about a job's backend. They do not hold for a dry run, which has no devices."""
-
-CLUSTER_OF_MACHINE: Final = (_backend_of_cpus, _narrow_products_on_cpus)
+@notes_in("real")
+def _idle_on_cpus(flags: Flags) -> Iterator[str]:
+    for group, reasons in _IDLE_ON_CPUS.items() if not on_cuda(flags) else ():
+        for declared in declarations(group):
+            reason = reasons.get(declared.name)
+            if reason and (value := getattr(flags[group], declared.name)) != declared.default:
+                yield f"{declared.shown(value)} changes nothing: {reason}"

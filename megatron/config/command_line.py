@@ -4,11 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from megatron import config
+from megatron.config.log import LogFlags
 from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
-from megatron.config.topics import DECLARED, GROUPS, NOTES, RULES, job_notes, job_rules
+from megatron.config.topics import DECLARED, GROUPS
 from megatron.config.train import TrainFlags
 from megatron.config.words import sort_words
 from megatron.flags.checks import check
@@ -16,6 +18,7 @@ from megatron.flags.groups import Flags, Reading, filled
 from megatron.flags.help import help_text
 from megatron.flags.pipes import show
 from megatron.flags.readable import readable
+from megatron.flags.rules import FoundRule, Runs, rules_in
 
 
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
@@ -77,9 +80,13 @@ def judged(
             not be read.
     """
     flags = without_training(with_default_batch(filled(GROUPS, given, world_size)))
-    rules, notes = (*RULES, *job_rules(flags)), (*NOTES, *job_notes(flags))
-    found = check(flags, rules, notes, unreadable)
+    found = check(flags, rules_for("dry" if flags[LogFlags].dry_run else "real"), unreadable)
     return Reading(flags, tuple(map(readable, found.mistakes)), tuple(map(readable, found.notes)))
+
+
+def rules_for(run: Runs) -> tuple[FoundRule, ...]:
+    """Return the rules that hold for a kind of run."""
+    return tuple(rule for rule in rules_in(config) if rule.runs in ("all", run))
 
 
 def with_default_batch(flags: Flags) -> Flags:

@@ -23,6 +23,7 @@ from megatron.data.config import Blend, EvaluationSet, OwnPaths, Share
 from megatron.data.indexed import IndexedDataset
 from megatron.flags.declare import cut, is_number
 from megatron.flags.groups import Flags, declarations, faults_of
+from megatron.flags.rules import notes, notes_in, refuses, refuses_in
 
 SPLITS: Final = ("train", "valid", "test")
 LONGEST_LINE: Final = 1000
@@ -200,6 +201,7 @@ def reads_ahead(flags: Flags) -> bool:
     return on_cuda(flags) if workers is None else workers > 0
 
 
+@refuses
 def _data(flags: Flags) -> Iterator[str]:
     if not names_data(flags):
         if not flags[LogFlags].dry_run and not flags[DataFlags].mock_data:
@@ -213,10 +215,12 @@ def _data(flags: Flags) -> Iterator[str]:
         yield from faults_of(lambda: shared_blend(flags))
 
 
+@refuses
 def _split(flags: Flags) -> Iterator[str]:
     yield from faults_of(lambda: parse_split(flags[DataFlags].split))
 
 
+@refuses
 def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
     """Refuse ``--full-validation`` of several corpora that the splits share."""
     if not flags[CorpusFlags].full_validation or gives_splits(flags[CorpusFlags]):
@@ -232,6 +236,7 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
     if not flags[TrainFlags].skip_train:
         return
@@ -250,9 +255,7 @@ def _why_nothing(flags: Flags) -> str:
     )
 
 
-CORPUS_RULES: Final = (_data, _split, _several_corpora_at_once, _nothing_to_evaluate)
-
-
+@notes
 def _split_of_mock_data(flags: Flags) -> Iterator[str]:
     if flags[DataFlags].mock_data and flags[DataFlags].split != DataFlags.split:
         yield (
@@ -261,6 +264,7 @@ def _split_of_mock_data(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
     own = flags[TrainFlags]
     if own.skip_train or not evaluation_batches(own) or sets_to_evaluate(flags):
@@ -281,9 +285,7 @@ def _idle_evaluation(flags: Flags) -> Iterator[str]:
     )
 
 
-CORPUS_NOTES: Final = (_split_of_mock_data, _idle_evaluation)
-
-
+@refuses_in("real")
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken file is found before any process group exists."""
     try:
@@ -295,10 +297,7 @@ def _data_files(flags: Flags) -> Iterator[str]:
             yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
 
-FILE_RULES: Final = (_data_files,)
-"""The rules about files. They do not hold for a dry run, which reads no files."""
-
-
+@notes_in("dry")
 def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
     """Note all files that only training opens: a dry run does not know whether they exist."""
     groups: list[type] = [DataFlags, CorpusFlags]
@@ -326,5 +325,3 @@ _DATA_FILES: Final = (
     *(f"{split}_weighted_split_paths" for split in SPLITS),
     *(f"{split}_weighted_split_paths_path" for split in SPLITS),
 )
-
-DRY_RUN_NOTES: Final = (_files_of_a_dry_run,)

@@ -9,6 +9,7 @@ from megatron.config.expert_ranks import expert_ranks, sizes_of_experts
 from megatron.config.parallelism import on_cuda
 from megatron.config.precision import activation_dtype
 from megatron.flags.groups import Flags
+from megatron.flags.rules import refuses, refuses_in
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.deep_ep import MOST_CHOICES, MULTIPLE, load_deep_ep
@@ -18,6 +19,7 @@ _FLEX: Final = "--moe-token-dispatcher-type flex"
 _INSTEAD: Final = "or take --moe-token-dispatcher-type alltoall"
 
 
+@refuses
 def _own_flags(flags: Flags) -> Iterator[str]:
     if not expert_ranks(flags).visits:
         return
@@ -34,6 +36,7 @@ def _own_flags(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _layer(flags: Flags) -> Iterator[str]:
     """Yield what DeepEP cannot do with this layer."""
     if not expert_ranks(flags).visits:
@@ -59,6 +62,7 @@ def _layer(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _of_device(flags: Flags) -> Iterator[str]:
     ranks = expert_ranks(flags)
     if not ranks.visits:
@@ -73,7 +77,3 @@ def _of_device(flags: Flags) -> Iterator[str]:
             f"{_FLEX}: {error}; https://github.com/deepseek-ai/DeepEP says how to install it, "
             f"{_INSTEAD}"
         )
-
-
-DEEP_EP_RULES: Final = (_own_flags, _layer)
-DEEP_EP_DEVICE_RULES: Final = (_of_device,)

@@ -17,6 +17,7 @@ from megatron.config.side_files import json_of
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
+from megatron.flags.rules import refuses
 
 _FLAG: Final = "--deepspeed-config"
 _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
@@ -38,6 +39,7 @@ _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_a
 """Settings that do not change results, or follow from other settings."""
 
 
+@refuses
 def deepspeed_file(flags: Flags) -> Iterator[str]:
     """Yield a line on every setting of the file that differs from the flags."""
     file = flags[TrainFlags].deepspeed_config

@@ -1,13 +1,13 @@
 """Sizes that products in 8 bits can take: widths and tokens on a rank, and the rules about them."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from megatron.config.eight_bits import FORMAT, EightBitFlags, asks_for_engine
 from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags
+from megatron.flags.rules import refuses
 from megatron.kernels.eight_bits import MULTIPLE
 from megatron.layers.eight_bit_config import BLOCKS
 from megatron.layers.experts.settings import SHARED_EXPERT
@@ -16,6 +16,7 @@ from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.parallel.settings import ExpertRankSettings
 
 
+@refuses
 def _widths(flags: Flags) -> Iterator[str]:
     form = flags[EightBitFlags].fp8_format
     if form is None:
@@ -73,6 +74,7 @@ def _widths_of_attention(model: ModelSettings, ranks: int) -> dict[str, float]:
     return found
 
 
+@refuses
 def _tokens(flags: Flags) -> Iterator[str]:
     length = flags[ShapeSettings].seq_length
     yield from fault_of_tokens(flags, length, f"--seq-length {length}")
@@ -128,6 +130,3 @@ def _products(flags: Flags) -> tuple[str, int]:
     if recipe == "mxfp8":
         return f"products with --fp8-recipe {recipe}", BLOCKS[recipe]
     return "products in 8 bits", MULTIPLE
-
-
-EIGHT_BIT_SIZE_RULES: Final = (_widths, _tokens)

@@ -15,6 +15,7 @@ from megatron.config.experts import is_mixture
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
 from megatron.flags.declare import DEPTH_OR_NONE, Range, flag, up_to
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes_in, refuses, refuses_in
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe
 from megatron.layers.experts.settings import ExpertSettings
@@ -124,6 +125,7 @@ def _gathers(flags: Flags) -> bool:
     return flags[EightBitFlags].fp8_param_gather and alike > 1
 
 
+@refuses
 def _mxfp8(flags: Flags) -> Iterator[str]:
     """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
     own, experts = flags[EightBitFlags], flags[ExpertSettings]
@@ -144,6 +146,7 @@ def _mxfp8(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _gathered(flags: Flags) -> Iterator[str]:
     """Refuse to gather weights whose columns in 8 bits do not follow from their rows."""
     own = flags[EightBitFlags]
@@ -156,6 +159,7 @@ def _gathered(flags: Flags) -> Iterator[str]:
     )
 
 
+@refuses
 def _ends(flags: Flags) -> Iterator[str]:
     own, layers = flags[EightBitFlags], flags[ShapeSettings].num_layers
     if own.fp8_format is None or not own.first_last_layers_bf16:
@@ -168,6 +172,7 @@ def _ends(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
     form, by_engine = flags[EightBitFlags].fp8_format, engine_multiplies(flags)
@@ -189,6 +194,7 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
     """Refuse scales of 32 numbers if Transformer Engine cannot multiply: nothing else can."""
     recipe = flags[EightBitFlags].fp8_recipe
@@ -199,6 +205,7 @@ def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
     own = flags[EightBitFlags]
@@ -214,6 +221,7 @@ def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
     """Note that CPUs are slower with 8 bits."""
     form = flags[EightBitFlags].fp8_format
@@ -222,10 +230,3 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
             f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
             "what they do to the loss"
         )
-
-
-EIGHT_BIT_RULES: Final = (_mxfp8, _gathered, _ends)
-
-EIGHT_BIT_DEVICE_RULES: Final = (_eight_bits_of_device, _transformer_engine_of_device)
-
-EIGHT_BIT_OF_MACHINE: Final = (_eight_bits_on_cpus, _kernels_for_transformer_engine)

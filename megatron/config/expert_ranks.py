@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
 
 from megatron.config.experts import is_mixture
 from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.counted import counted
@@ -41,6 +41,7 @@ def replicas_exchange(flags: Flags) -> bool:
     return is_mixture(flags) and size * tensor > alike
 
 
+@refuses
 def _spread(flags: Flags) -> Iterator[str]:
     experts, sizes = flags[ExpertSettings].num_experts, flags[ParallelFlags]
     size, tensor = sizes_of_experts(flags)
@@ -61,6 +62,7 @@ def _spread(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _width(flags: Flags) -> Iterator[str]:
     own, (_, ranks) = flags[ExpertRankSettings], sizes_of_experts(flags)
     if not is_mixture(flags):
@@ -78,6 +80,7 @@ def _width(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _nobody_to_ask(flags: Flags) -> Iterator[str]:
     asked, (size, _) = flags[ExpertRankSettings].moe_token_dispatcher_type, sizes_of_experts(flags)
     if is_mixture(flags) and size == 1 and asked != "allgather":
@@ -87,6 +90,7 @@ def _nobody_to_ask(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _nothing_to_hide(flags: Flags) -> Iterator[str]:
     asked = flags[PairSettings].overlap_moe_expert_parallel_comm
     if is_mixture(flags) and sizes_of_experts(flags)[0] == 1 and asked:
@@ -94,7 +98,3 @@ def _nothing_to_hide(flags: Flags) -> Iterator[str]:
             "--overlap-moe-expert-parallel-comm changes nothing at --expert-model-parallel-size 1: "
             "no token travels to another rank"
         )
-
-
-EXPERT_RANK_RULES: Final = (_spread, _width)
-EXPERT_RANK_NOTES: Final = (_nobody_to_ask, _nothing_to_hide)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.flags.declare import COUNT, flag
-from megatron.flags.groups import Flags, Rule, all_declarations, options_of
+from megatron.flags.groups import Flags, all_declarations, options_of
+from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.balance import LOSS_NAMES
 from megatron.layers.experts.settings import SHARED_EXPERT, BalanceSettings, ExpertSettings
 from megatron.model.settings import ShapeSettings
@@ -57,6 +58,7 @@ def by_sinkhorn(flags: Flags) -> bool:
     return is_mixture(flags) and flags[BalanceSettings].is_by_sinkhorn
 
 
+@refuses
 def _choices(flags: Flags) -> Iterator[str]:
     own = flags[ExpertSettings]
     experts = own.num_experts
@@ -67,6 +69,7 @@ def _choices(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _groups(flags: Flags) -> Iterator[str]:
     own = flags[ExpertSettings]
     experts, topk = own.num_experts, own.moe_router_topk
@@ -97,6 +100,7 @@ def _groups(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _upcycling(flags: Flags) -> Iterator[str]:
     own, parts = flags[ExpertSettings], upcycling_of(flags)
     experts = own.num_experts
@@ -115,6 +119,7 @@ def _upcycling(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _one_expert(flags: Flags) -> Iterator[str]:
     if flags[ExpertSettings].num_experts != 1:
         return
@@ -125,6 +130,7 @@ def _one_expert(flags: Flags) -> Iterator[str]:
                 yield f"{option} changes nothing at {_EXPERTS} 1"
 
 
+@refuses
 def _types(flags: Flags) -> Iterator[str]:
     own = flags[BalanceSettings]
     types, coefficients = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
@@ -140,6 +146,7 @@ def _types(flags: Flags) -> Iterator[str]:
         yield f"{_COEFF} {numbers} for {words}: give as many numbers as types, {len(types)}"
 
 
+@refuses
 def _sinkhorn(flags: Flags) -> Iterator[str]:
     own, router = flags[BalanceSettings], flags[ExpertSettings]
     if not by_sinkhorn(flags):
@@ -162,6 +169,7 @@ def _sinkhorn(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _bias(flags: Flags) -> Iterator[str]:
     bias, own = "--moe-router-enable-expert-bias", flags[BalanceSettings]
     if not flags[ExpertSettings].is_mixture or not own.moe_router_enable_expert_bias:
@@ -176,6 +184,7 @@ def _bias(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _no_gradient(flags: Flags) -> Iterator[str]:
     own = flags[ExpertSettings]
     by_softmax = own.moe_router_score_function == "softmax" and not own.moe_router_pre_softmax
@@ -188,6 +197,7 @@ def _no_gradient(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _nothing_balances(flags: Flags) -> Iterator[str]:
     own = flags[BalanceSettings]
     types, numbers = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
@@ -200,6 +210,7 @@ def _nothing_balances(flags: Flags) -> Iterator[str]:
             yield f"{_COEFF} {number} changes nothing at {_TYPES} none"
 
 
+@notes
 def _chosen_otherwise(flags: Flags) -> Iterator[str]:
     """Flags of the ways to choose that sinkhorn replaces."""
     own = flags[ExpertSettings]
@@ -215,18 +226,3 @@ def _chosen_otherwise(flags: Flags) -> Iterator[str]:
     for words, is_asked in asked.items():
         if is_asked:
             yield f"{words} changes nothing at {_TYPES} sinkhorn, which has scores of its own"
-
-
-EXPERT_RULES: Final[tuple[Rule, ...]] = (
-    _choices,
-    _groups,
-    _upcycling,
-    _types,
-    _sinkhorn,
-    _bias,
-    _no_gradient,
-)
-"""The rules about the flags of experts; see ``megatron.config.topics``."""
-
-EXPERT_NOTES: Final[tuple[Rule, ...]] = (_one_expert, _nothing_balances, _chosen_otherwise)
-"""The rules that find flags of experts that change nothing together with the others."""

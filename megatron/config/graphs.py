@@ -18,6 +18,7 @@ from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, notes_in
 from megatron.layers.settings import AttentionSettings
 from megatron.model.settings import BlockSettings, FurtherTokensSettings
 
@@ -86,17 +87,20 @@ def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
         yield f"{OFFLOAD} lets go of memory to which the kernels of a graph would write"
 
 
+@notes
 def _launched_one_by_one(flags: Flags) -> Iterator[str]:
     if flags[GraphFlags].cuda_graph_impl == "local":
         for obstacle in _obstacles(flags):
             yield f"--cuda-graph-impl local changes nothing: {obstacle}"
 
 
+@notes_in("real")
 def _on_this_machine(flags: Flags) -> Iterator[str]:
     if flags[GraphFlags].cuda_graph_impl == "local" and not on_cuda(flags):
         yield "--cuda-graph-impl local changes nothing: ranks on CPUs launch nothing"
 
 
+@notes_in("dry")
 def _not_predicted(flags: Flags) -> Iterator[str]:
     if flags[GraphFlags].cuda_graph_impl == "local" and not any(_obstacles(flags)):
         yield (
@@ -106,5 +110,3 @@ def _not_predicted(flags: Flags) -> Iterator[str]:
 
 
 GRAPH_NOTES: Final = (_launched_one_by_one,)
-GRAPHS_OF_MACHINE: Final = (_on_this_machine,)
-GRAPHS_OF_DRY_RUN: Final = (_not_predicted,)

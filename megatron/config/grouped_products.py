@@ -12,6 +12,7 @@ from megatron.config.parallelism import on_cuda
 from megatron.config.precision import activation_dtype
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, refuses, refuses_in
 from megatron.kernels.cuda.grouped_packages import TYPES, PackageName, load_grouped_package
 
 GROUPED: Final = "--moe-grouped-products"
@@ -49,6 +50,7 @@ def _in_eight_bits(flags: Flags) -> bool:
     return flags[EightBitFlags].fp8_format is not None
 
 
+@refuses
 def _type(flags: Flags) -> Iterator[str]:
     package = grouped_package(flags)
     if package is not None and activation_dtype(flags) not in TYPES[package]:
@@ -60,6 +62,7 @@ def _type(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _of_device(flags: Flags) -> Iterator[str]:
     package = grouped_package(flags)
     if package is None:
@@ -76,12 +79,8 @@ def _of_device(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _beside_eight_bits(flags: Flags) -> Iterator[str]:
     own = flags[GroupedFlags].moe_grouped_products
     if own != "local" and is_mixture(flags) and _in_eight_bits(flags):
         yield f"{GROUPED} {own} changes nothing beside {FORMAT}: kernels multiply all experts then"
-
-
-GROUPED_RULES: Final = (_type,)
-GROUPED_DEVICE_RULES: Final = (_of_device,)
-GROUPED_NOTES: Final = (_beside_eight_bits,)

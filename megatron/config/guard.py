@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from megatron.config.checkpoint import CheckpointFlags
 from megatron.config.log import LogFlags
@@ -13,6 +13,7 @@ from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, evaluation_batches, iterations
 from megatron.flags.declare import INTERVAL_OR_NONE, SECONDS, Range, flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
+from megatron.flags.rules import notes, refuses
 
 
 # The formatter is off so that the flags read as a table.
@@ -112,10 +113,12 @@ def parse_iterations(words: Sequence[str]) -> frozenset[int]:
     return frozenset(map(int, words))
 
 
+@refuses
 def _iterations_to_skip(flags: Flags) -> Iterator[str]:
     yield from faults_of(lambda: parse_iterations(flags[GuardFlags].iterations_to_skip))
 
 
+@notes
 def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
     intervals: dict[str, int | None] = {
@@ -131,6 +134,7 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
             yield f"{option_of(name)} {interval} {instead}: the last iteration is {total}"
 
 
+@notes
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
     try:
@@ -145,6 +149,7 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
     guard = flags[GuardFlags]
     if flags[CheckpointFlags].save is not None:
@@ -163,6 +168,7 @@ def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
         yield f"--trigger-path {guard.trigger_path}: a file 'save' changes nothing without --save"
 
 
+@notes
 def _restart_from_nothing(flags: Flags) -> Iterator[str]:
     """Note that a restarted job goes on only if it loads what the job before has saved."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
@@ -181,6 +187,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _idle_check(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
     checks_nothing = flags[GuardFlags].no_check_for_nan_in_loss_and_grad
@@ -191,6 +198,7 @@ def _idle_check(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _trigger_folder(flags: Flags) -> Iterator[str]:
     path = flags[GuardFlags].trigger_path
     try:
@@ -203,14 +211,3 @@ def _trigger_folder(flags: Flags) -> Iterator[str]:
             f"--trigger-path {path} is no folder: give one, in which a file 'save' or 'exit' is "
             "looked for, or a path at which a folder is made later"
         )
-
-
-GUARD_RULES: Final = (_iterations_to_skip, _trigger_folder)
-
-GUARD_NOTES: Final = (
-    _idle_check,
-    _intervals_beyond_the_end,
-    _skipped_beyond_the_end,
-    _nothing_saved_at_the_exit,
-    _restart_from_nothing,
-)

@@ -18,6 +18,7 @@ from megatron.flags.declare import (
     flag,
 )
 from megatron.flags.groups import Flags, copied
+from megatron.flags.rules import refuses
 from megatron.simulator.costs.gpus import GPUS
 
 DRY_RUN_GPU: Final = "A100"
@@ -153,6 +154,7 @@ def dry_run_config(flags: LogFlags) -> DryRun:
     )
 
 
+@refuses
 def _trace(flags: Flags) -> Iterator[str]:
     log = flags[LogFlags]
     if not log.profile:
@@ -170,6 +172,7 @@ def _trace(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _traced_ranks(flags: Flags) -> Iterator[str]:
     """Refuse to trace only ranks that the job does not have."""
     log, ranks = flags[LogFlags], flags.world_size
@@ -180,6 +183,7 @@ def _traced_ranks(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _schedule_profile(flags: Flags) -> Iterator[str]:
     start, end = profiled_iterations(flags[LogFlags])
     if start is None or end is None:
@@ -201,6 +205,3 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
             f"--profile-schedule-start {start} measures the iterations before {end} "
             f"(--profile-schedule-end){more}, but the last is {last}: lower them"
         )
-
-
-LOG_RULES: Final = (_trace, _traced_ranks, _schedule_profile)

@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from megatron.config.data import CorpusFlags
-from megatron.flags.groups import Flags, Rule, options_of
+from megatron.flags.groups import Flags, options_of
+from megatron.flags.rules import notes, refuses
 from megatron.flags.tree import nodes_of, told
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.patterns import LayerPattern
@@ -52,6 +53,7 @@ def sound_model(flags: Flags) -> ModelSettings:
     return model_of(flags, vocab_size=1)
 
 
+@refuses
 def _heads(flags: Flags) -> Iterator[str]:
     own, hidden = flags[AttentionSettings], flags[ShapeSettings].hidden_size
     heads = own.num_attention_heads
@@ -68,6 +70,7 @@ def _heads(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _positions(flags: Flags) -> Iterator[str]:
     length = flags[ShapeSettings].seq_length
     positions = flags[PositionSettings].max_position_embeddings
@@ -78,6 +81,7 @@ def _positions(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _rotation(flags: Flags) -> Iterator[str]:
     own = flags[PositionSettings]
     if own.position_embedding_type != "rope":
@@ -100,6 +104,7 @@ def _rotated_channels(flags: Flags) -> tuple[int, int]:
     return head, int(head * flags[PositionSettings].rotary_percent)
 
 
+@refuses
 def _norm_across_heads(flags: Flags) -> Iterator[str]:
     is_asked = flags[AttentionSettings].qk_layernorm_across_heads
     if is_asked and flags[NormSettings].normalization != "RMSNorm":
@@ -109,6 +114,7 @@ def _norm_across_heads(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _mlp(flags: Flags) -> Iterator[str]:
     own, hidden = flags[MLPSettings], flags[ShapeSettings].hidden_size
     if own.is_gated and own.ffn_hidden_size is None and hidden < 24:
@@ -119,15 +125,18 @@ def _mlp(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _window_layers(flags: Flags) -> Iterator[str]:
     own = flags[AttentionSettings].window_attn_skip_freq
     yield from _misfit("--window-attn-skip-freq", own, flags)
 
 
+@refuses
 def _unrotated_layers(flags: Flags) -> Iterator[str]:
     yield from _misfit("--no-rope-freq", flags[PositionSettings].no_rope_freq, flags)
 
 
+@refuses
 def _layers_with_experts(flags: Flags) -> Iterator[str]:
     own = flags[ExpertSettings]
     if not own.is_mixture:
@@ -147,6 +156,7 @@ def _misfit(option: str, pattern: LayerPattern | None, flags: Flags) -> Iterator
         yield f"{option} {pattern} {fault}"
 
 
+@refuses
 def _predicted_tokens(flags: Flags) -> Iterator[str]:
     depths = flags[FurtherTokensSettings].mtp_num_layers
     length = flags[ShapeSettings].seq_length
@@ -176,6 +186,7 @@ def _predicted_tokens(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _wide_window(flags: Flags) -> Iterator[str]:
     size, length = flags[AttentionSettings].window_size, flags[ShapeSettings].seq_length
     if size is None or flags[PositionSettings].rotary_base_local is not None:
@@ -190,12 +201,14 @@ def _rope_type(flags: Flags) -> RopeType:
     return flags[RopeScalingSettings].rope_type or ("yarn" if is_latent else "rope")
 
 
+@refuses
 def _two_scalings(flags: Flags) -> Iterator[str]:
     kind, is_latent = _rope_type(flags), flags[LatentAttentionSettings].multi_latent_attention
     if flags[RopeScalingSettings].use_rope_scaling and kind != "rope" and not is_latent:
         yield f"--rope-type {kind} and --use-rope-scaling scale the same frequencies: take one"
 
 
+@refuses
 def _betas(flags: Flags) -> Iterator[str]:
     own = flags[RopeScalingSettings]
     if _rope_type(flags) == "yarn" and own.beta_fast <= own.beta_slow:
@@ -205,6 +218,7 @@ def _betas(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _pairs(flags: Flags) -> Iterator[str]:
     kind = _rope_type(flags)
     _, rotated = _rotated_channels(flags)
@@ -217,21 +231,3 @@ def _pairs(flags: Flags) -> Iterator[str]:
         )
     if kind == "yarn" and flags[PositionSettings].rotary_base == 1:
         yield "--rotary-base 1 gives all pairs one frequency, and --rope-type yarn needs several"
-
-
-MODEL_RULES: Final[tuple[Rule, ...]] = (
-    _heads,
-    _positions,
-    _rotation,
-    _norm_across_heads,
-    _mlp,
-    _window_layers,
-    _unrotated_layers,
-    _layers_with_experts,
-    _predicted_tokens,
-    _two_scalings,
-    _betas,
-    _pairs,
-)
-
-MODEL_NOTES: Final[tuple[Rule, ...]] = (_wide_window,)

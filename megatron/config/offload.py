@@ -13,6 +13,7 @@ from megatron.config.parallelism import on_cuda
 from megatron.config.schedule import PipelineFlags, chunks_of, schedule_of
 from megatron.flags.declare import BANDWIDTH, Range, flag
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes_in, refuses
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import GIB
@@ -74,6 +75,7 @@ def host_memory(flags: Flags) -> float | None:
     return None if given is None else GIB * given
 
 
+@refuses
 def _engine(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].cpu_offload and asks_for_engine(flags):
         yield (
@@ -82,6 +84,7 @@ def _engine(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _too_many_chunks(flags: Flags) -> Iterator[str]:
     own, schedule = flags[OffloadFlags], TRAITS[schedule_of(flags)]
     if not own.cpu_offload or schedule.compares or flags[PipelineFlags].schedule_file is not None:
@@ -94,6 +97,7 @@ def _too_many_chunks(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _about_cpus(flags: Flags) -> Iterator[str]:
     if flags[OffloadFlags].host_bandwidth is not None and not on_cuda(flags):
         yield (
@@ -108,7 +112,6 @@ def _about_cpus(flags: Flags) -> Iterator[str]:
 
 
 OFFLOAD_RULES: Final = (_engine, _too_many_chunks)
-OFFLOAD_OF_MACHINE: Final = (_about_cpus,)
 
 
 def _choices(flags: Flags) -> list[Choice]:

@@ -9,6 +9,7 @@ from megatron.config.parallelism import on_cuda
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import PROBABILITY, flag
 from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.config import HostStates
 
 STATES: Final = "--optimizer-cpu-offload"
@@ -52,6 +53,7 @@ def host_states(flags: Flags) -> HostStates | None:
     )
 
 
+@refuses
 def _muon(flags: Flags) -> Iterator[str]:
     if host_states(flags) is not None and flags[OptimizerFlags].optimizer == "muon":
         yield (
@@ -60,12 +62,14 @@ def _muon(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _no_share(flags: Flags) -> Iterator[str]:
     own = flags[StateOffloadFlags]
     if own.optimizer_cpu_offload and own.optimizer_offload_fraction == 0:
         yield f"{STATES} changes nothing with --optimizer-offload-fraction 0"
 
 
+@notes_in("real")
 def _unpinned(flags: Flags) -> Iterator[str]:
     own = flags[StateOffloadFlags]
     if host_states(flags) is None or on_cuda(flags):
@@ -76,8 +80,3 @@ def _unpinned(flags: Flags) -> Iterator[str]:
     ):
         if given:
             yield f"{name} changes nothing: only memory that a GPU copies from or to is pinned"
-
-
-STATE_RULES: Final = (_muon,)
-STATE_NOTES: Final = (_no_share,)
-STATES_OF_MACHINE: Final = (_unpinned,)

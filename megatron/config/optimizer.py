@@ -20,7 +20,8 @@ from megatron.flags.declare import (
     required,
     up_to,
 )
-from megatron.flags.groups import Flags, Rule
+from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, refuses
 from megatron.optimizer.config import (
     AnnealingStyle,
     Coefficients,
@@ -169,6 +170,7 @@ def learning_rate_spans(flags: OptimizerFlags, train: TrainFlags) -> Spans:
     return Spans(decay, warmup, annealing)
 
 
+@refuses
 def _learning_rates(flags: Flags) -> Iterator[str]:
     optimizer = flags[OptimizerFlags]
     if optimizer.min_lr > optimizer.lr:
@@ -177,6 +179,7 @@ def _learning_rates(flags: Flags) -> Iterator[str]:
         yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
 
 
+@refuses
 def _decoupled_rate(flags: Flags) -> Iterator[str]:
     peak, floor = flags[OptimizerFlags].decoupled_lr, flags[OptimizerFlags].decoupled_min_lr
     if peak is None:
@@ -190,6 +193,7 @@ def _decoupled_rate(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _units(flags: Flags) -> Iterator[str]:
     """Refuse spans of the learning rate in another unit than the length of the training.
 
@@ -216,6 +220,7 @@ def _in_wrong_unit(flags: Flags) -> list[str]:
     return [name for name in names if getattr(flags[OptimizerFlags], name)]
 
 
+@refuses
 def _warmup(flags: Flags) -> Iterator[str]:
     if _in_wrong_unit(flags):
         return  # the rule of the units reports it; spans of two units cannot be compared
@@ -231,6 +236,7 @@ def _warmup(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _annealing(flags: Flags) -> Iterator[str]:
     optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
     if optimizer.lr_decay_style != "WSD" or _in_wrong_unit(flags):
@@ -253,6 +259,7 @@ def _annealing(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _weight_decay(flags: Flags) -> Iterator[str]:
     optimizer = flags[OptimizerFlags]
     style, start, end = (
@@ -276,6 +283,7 @@ def _weight_decay(flags: Flags) -> Iterator[str]:
         yield f"--end-weight-decay {end} is below --start-weight-decay {start}: raise it"
 
 
+@notes
 def _idle_decay(flags: Flags) -> Iterator[str]:
     optimizer = flags[OptimizerFlags]
     if optimizer.lr_decay_style != "constant" or optimizer.lr_warmup_fraction:
@@ -285,6 +293,7 @@ def _idle_decay(flags: Flags) -> Iterator[str]:
             yield f"{option_of(name)} {value} changes nothing with --lr-decay-style constant"
 
 
+@notes
 def _idle_ends(flags: Flags) -> Iterator[str]:
     optimizer = flags[OptimizerFlags]
     if optimizer.weight_decay_incr_style == "constant":
@@ -294,18 +303,3 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
                     f"{option_of(name)} {optimizer.weight_decay} changes nothing: it is the "
                     "constant --weight-decay"
                 )
-
-
-OPTIMIZER_RULES: Final[tuple[Rule, ...]] = (
-    _learning_rates,
-    _decoupled_rate,
-    _units,
-    _warmup,
-    _annealing,
-    _weight_decay,
-)
-
-OPTIMIZER_NOTES: Final[tuple[Rule, ...]] = (
-    _idle_decay,
-    _idle_ends,
-)

@@ -15,7 +15,8 @@ from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags, loss_scale_config, narrow_types
 from megatron.config.train import TrainFlags, iterations
 from megatron.flags.declare import option_of
-from megatron.flags.groups import Flags, Rule, copied
+from megatron.flags.groups import Flags, copied
+from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.optimizer.config import Implementation, MuonConfig, OptimizerConfig
 from megatron.optimizer.newton_schulz import coefficients
@@ -95,6 +96,7 @@ def _lack_of_apex(flags: Flags) -> str | None:
     return None
 
 
+@refuses
 def _narrow_types(flags: Flags) -> Iterator[str]:
     if flags[OptimizerFlags].optimizer_impl != "apex" or not _updates(flags):
         return
@@ -107,6 +109,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _states(flags: Flags) -> Iterator[str]:
     precision, kind = flags[PrecisionFlags], flags[OptimizerFlags].optimizer
     narrow = narrow_types(precision)
@@ -117,6 +120,7 @@ def _states(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
     asked = flags[OptimizerFlags].optimizer_impl
     if flags[LogFlags].dry_run and asked != "auto" and _updates(flags):
@@ -126,6 +130,7 @@ def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes_in("real")
 def _taken_instead(flags: Flags) -> Iterator[str]:
     """Note a flag for an AdamW that is missing, or that the run would take without the flag."""
     asked = flags[OptimizerFlags].optimizer_impl
@@ -142,6 +147,7 @@ def _taken_instead(flags: Flags) -> Iterator[str]:
         yield f"{_FLAG} torch changes nothing: {there} on CPUs anyway"
 
 
+@notes_in("real")
 def _neither_is_here(flags: Flags) -> Iterator[str]:
     """Note which AdamW ``auto`` takes on GPUs if the Triton kernel cannot run."""
     is_auto = flags[OptimizerFlags].optimizer_impl == "auto" and _updates(flags)
@@ -157,6 +163,7 @@ def _neither_is_here(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _newton_schulz(flags: Flags) -> Iterator[str]:
     optimizer = flags[OptimizerFlags]
     if optimizer.optimizer == "muon":
@@ -166,6 +173,7 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
             yield f"--muon-num-ns-steps {optimizer.muon_num_ns_steps}: {error}"
 
 
+@refuses
 def _experts(flags: Flags) -> Iterator[str]:
     (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
     is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
@@ -178,22 +186,10 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _predicted_without_products(flags: Flags) -> Iterator[str]:
     if flags[LogFlags].dry_run and flags[OptimizerFlags].optimizer == "muon":
         yield (
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
             "moves: its products are not counted"
         )
-
-
-IMPLEMENTATION_RULES: Final[tuple[Rule, ...]] = (_newton_schulz, _narrow_types, _states, _experts)
-"""The rules that find mistakes."""
-
-IMPLEMENTATION_NOTES: Final[tuple[Rule, ...]] = (
-    _predicted_without_products,
-    _predicted_as_one_pass,
-)
-"""The rules that find flags that change nothing together with the others."""
-
-IMPLEMENTATION_OF_MACHINE: Final = (_taken_instead, _neither_is_here)
-"""The rules that note the AdamW of this machine."""

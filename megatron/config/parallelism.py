@@ -12,6 +12,7 @@ from megatron.config.log import LogFlags
 from megatron.config.model import sound_model
 from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
 from megatron.flags.groups import Flags, Rule
+from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import AttentionSettings
 from megatron.model.cut_faults import faults_of_cut
@@ -101,6 +102,7 @@ def number_of_replicas(flags: Flags) -> int:
     return named or max(1, flags.world_size // ranks_of_replica(flags[ParallelFlags]))
 
 
+@refuses
 def _cuts(flags: Flags) -> Iterator[str]:
     ranks, sequence = _size(flags), flags[ParallelFlags].sequence_parallel
     if ranks == 1:
@@ -118,6 +120,7 @@ def _cuts(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _shared_experts(flags: Flags) -> Iterator[str]:
     own, ranks = flags[ExpertSettings], _size(flags)
     if is_mixture(flags) and ranks > 1 and not flags[ParallelFlags].sequence_parallel:
@@ -128,6 +131,7 @@ def _shared_experts(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _no_parts(flags: Flags) -> Iterator[str]:
     if flags[ParallelFlags].sequence_parallel and _size(flags) == 1:
         yield (
@@ -140,10 +144,7 @@ def _size(flags: Flags) -> int:
     return flags[ParallelFlags].tensor_model_parallel_size
 
 
-TENSOR_RULES = (_cuts, _shared_experts)
-TENSOR_NOTES = (_no_parts,)
-
-
+@refuses
 def _sequence(flags: Flags) -> Iterator[str]:
     ranks, length = flags[ParallelFlags].context_parallel_size, flags[ShapeSettings].seq_length
     if ranks == 1:
@@ -206,6 +207,7 @@ def first_exchange(flags: Flags) -> ContextExchange:
     return "all_gather" if named == "auto" else named
 
 
+@refuses
 def _levels(flags: Flags) -> Iterator[str]:
     parallel = flags[ParallelFlags]
     ranks, sizes = parallel.context_parallel_size, parallel.hierarchical_context_parallel_sizes
@@ -224,6 +226,7 @@ def _levels(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _exchanged_heads(flags: Flags) -> Iterator[str]:
     parallel, ranks = flags[ParallelFlags], flags[ParallelFlags].context_parallel_size
     if ranks == 1 or not exchange_facts(parallel).has_heads or any(_levels(flags)):
@@ -244,6 +247,7 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _passed_on(flags: Flags) -> Iterator[str]:
     parallel, dropout = flags[ParallelFlags], flags[AttentionSettings].attention_dropout
     if parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring and dropout:
@@ -254,4 +258,4 @@ def _passed_on(flags: Flags) -> Iterator[str]:
         )
 
 
-CONTEXT_RULES = (_sequence, _levels, _exchanged_heads, _passed_on)
+CONTEXT_RULES: Final[tuple[Rule, ...]] = (_sequence, _levels, _exchanged_heads, _passed_on)

@@ -5,7 +5,6 @@ Flags that ask for different things are refused.
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final
 
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import (
@@ -27,9 +26,10 @@ from megatron.config.schedule import (
     treatments_of,
 )
 from megatron.config.slices import SliceFlags
-from megatron.config.stages import STAGE_NOTES, STAGE_RULES, distribution_of
+from megatron.config.stages import distribution_of
 from megatron.config.train import TrainFlags
-from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.flags.groups import Flags, faults_of
+from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
 from megatron.schedules.catalogue import TRAITS
@@ -39,6 +39,7 @@ from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
 
 
+@refuses
 def _plan_size(flags: Flags) -> Iterator[str]:
     """Refuse a plan with too many passes before a search for it begins.
 
@@ -64,10 +65,12 @@ def _plan_size(flags: Flags) -> Iterator[str]:
     )
 
 
+@refuses
 def _one_schedule(flags: Flags) -> Iterator[str]:
     yield from _contradictions(schedules_asked(flags))
 
 
+@refuses
 def _one_treatment(flags: Flags) -> Iterator[str]:
     yield from _contradictions(treatments_asked(flags))
 
@@ -82,6 +85,7 @@ def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
             )
 
 
+@refuses
 def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
     """Refuse to compare treatments with a flag, a plan or costs that belong to one treatment."""
     if not compares_treatments(flags):
@@ -100,11 +104,13 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
         yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
 
 
+@notes
 def _auto_treatment_note(flags: Flags) -> Iterator[str]:
     if compares_treatments(flags) and (others := distributions(flags)):
         yield (f"{AUTO_FLAG} does not compare redis: {others[0]} says how many layers a stage has")
 
 
+@refuses
 def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
     costs, schedule = flags[PipelineFlags].measured_costs, schedule_of(flags)
     if TRAITS[schedule].compares and costs is not None:
@@ -115,6 +121,7 @@ def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _file_of_schedule(flags: Flags) -> Iterator[str]:
     schedule = schedule_of(flags)
     if schedule in FILE_SCHEDULES and flags[PipelineFlags].schedule_file is None:
@@ -124,6 +131,7 @@ def _file_of_schedule(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _limit_of_schedule(flags: Flags) -> Iterator[str]:
     schedule, limit = schedule_of(flags), flags[PipelineFlags].zero_bubble_max_pending_backward
     if TRAITS[schedule].needs_memory_limit and limit is None:
@@ -133,19 +141,7 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
         )
 
 
-PIPELINE_NOTES: Final = (*STAGE_NOTES, _auto_treatment_note)
-
-PIPELINE_RULES: Final[tuple[Rule, ...]] = (
-    _one_schedule,
-    _one_treatment,
-    _auto_treatment_rule,
-    _costs_of_one_schedule,
-    _file_of_schedule,
-    _limit_of_schedule,
-    *STAGE_RULES,
-)
-
-
+@refuses
 def _plan_file(flags: Flags) -> Iterator[str]:
     """Compare a plan's file with the flags; every difference has a line of its own."""
     file, train = flags[PipelineFlags].schedule_file, flags[TrainFlags]
@@ -183,6 +179,3 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
     if not layers.needs_times:
         spread = partial(distribute, layers, flags[ShapeSettings].num_layers, len(plan.stages))
         yield from faults_of(spread)
-
-
-PLAN_RULES = (_plan_size, _plan_file)

@@ -9,7 +9,8 @@ import torch
 from megatron.config.log import LogFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import INTERVAL, Range, flag, option_of, up_to
-from megatron.flags.groups import Flags, Rule
+from megatron.flags.groups import Flags
+from megatron.flags.rules import notes, refuses
 from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
 
 _SCALE: Final = Range(2.0**-10, 1 << 40)
@@ -97,6 +98,7 @@ def narrow_types(flags: PrecisionFlags) -> list[str]:
     return [name for name in _TYPES if getattr(flags, name) != "fp32"]
 
 
+@refuses
 def _least_scale(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
     if not precision.fp16 or precision.loss_scale is not None:
@@ -108,6 +110,7 @@ def _least_scale(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _narrow_types(flags: Flags) -> Iterator[str]:
     """Refuse 16 bits without --use-precision-aware-optimizer, which Megatron demands too.
 
@@ -128,12 +131,14 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _counted_type(flags: Flags) -> Iterator[str]:
     """Refuse a dry run in fp32, because its costs are costs of 16-bit numbers."""
     if flags[LogFlags].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
         yield NEEDS_16_BITS
 
 
+@notes
 def _idle_awareness(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
     if precision.use_precision_aware_optimizer and not narrow_types(precision):
@@ -141,12 +146,3 @@ def _idle_awareness(flags: Flags) -> Iterator[str]:
             "--use-precision-aware-optimizer changes nothing: --main-grads-dtype, --exp-avg-dtype "
             "and --exp-avg-sq-dtype are fp32"
         )
-
-
-PRECISION_RULES: Final[tuple[Rule, ...]] = (
-    _least_scale,
-    _narrow_types,
-    _counted_type,
-)
-
-PRECISION_NOTES: Final[tuple[Rule, ...]] = (_idle_awareness,)

@@ -9,6 +9,7 @@ from megatron.config.experts import is_mixture
 from megatron.flags.declare import COUNT, DEPTH, flag
 from megatron.flags.groups import Flags
 from megatron.flags.readable import nearest
+from megatron.flags.rules import notes, refuses
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.layers.settings import LatentAttentionSettings, MLPSettings
 
@@ -83,6 +84,7 @@ def recomputation_of(flags: RecomputeFlags) -> Recomputation:
     return Recomputation(group=layers)
 
 
+@refuses
 def _modules(flags: Flags) -> Iterator[str]:
     if not _may_be_selective(flags[RecomputeFlags]):
         return
@@ -95,6 +97,7 @@ def _modules(flags: Flags) -> Iterator[str]:
             yield f"--recompute-modules {name} has no such part without --multi-latent-attention"
 
 
+@refuses
 def _method(flags: Flags) -> Iterator[str]:
     asked = flags[RecomputeFlags]
     if asked.recompute_granularity == "full" and asked.recompute_method is None:
@@ -104,6 +107,7 @@ def _method(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _twice(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
     for whole in ("mlp", "moe") if _may_be_selective(own) else ():
@@ -114,6 +118,7 @@ def _twice(flags: Flags) -> Iterator[str]:
             )
 
 
+@notes
 def _kept_anyway(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
     asked = _may_be_selective(own) and "mlp_act" in own.recompute_modules
@@ -124,15 +129,12 @@ def _kept_anyway(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _no_experts(flags: Flags) -> Iterator[str]:
     own = flags[RecomputeFlags]
     for name in own.recompute_modules if _may_be_selective(own) else ():
         if name.startswith("moe") and not is_mixture(flags):
             yield f"--recompute-modules {name} changes nothing without --num-experts"
-
-
-RECOMPUTE_RULES: Final = (_modules, _method)
-RECOMPUTE_NOTES: Final = (_twice, _kept_anyway, _no_experts)
 
 
 def _choices(flags: Flags) -> list[Choice]:

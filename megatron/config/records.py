@@ -8,6 +8,7 @@ from typing import Final
 
 from megatron.flags.declare import INTERVAL, flag
 from megatron.flags.groups import Flags, copied
+from megatron.flags.rules import refuses_in
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"
 TENSORBOARD: Final = ("tensorboard", "tensorboardX")
@@ -90,6 +91,7 @@ def is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
+@refuses_in("real")
 def _tensorboard(flags: Flags) -> Iterator[str]:
     """Refuse ``--tensorboard-dir`` without a package that writes for TensorBoard."""
     if flags[RecordFlags].tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
@@ -99,6 +101,7 @@ def _tensorboard(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses_in("real")
 def _wandb(flags: Flags) -> Iterator[str]:
     """Refuse ``--wandb-project`` without the client of Weights & Biases."""
     if flags[RecordFlags].wandb_project is not None and not is_installed("wandb"):
@@ -106,7 +109,3 @@ def _wandb(flags: Flags) -> Iterator[str]:
             f"--wandb-project {flags[RecordFlags].wandb_project}: wandb is not installed: "
             "pip install wandb, or use --log-jsonl or --tensorboard-dir"
         )
-
-
-RECORD_RULES: Final = (_tensorboard, _wandb)
-"""The rules about packages. They do not hold for a dry run, which needs no packages."""

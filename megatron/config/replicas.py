@@ -18,6 +18,7 @@ from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
 from megatron.flags.declare import COUNT, flag, up_to
 from megatron.flags.groups import Flags, options_of
+from megatron.flags.rules import notes, refuses
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.counted import counted
@@ -134,6 +135,7 @@ def rank_order(flags: Flags, replicas: int) -> Order:
     return asked or fewest_hops(grid, ranks)
 
 
+@notes
 def _one_replica(flags: Flags) -> Iterator[str]:
     if number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size > 1:
         return
@@ -145,6 +147,7 @@ def _one_replica(flags: Flags) -> Iterator[str]:
         yield f"{GATHER} changes nothing: there is one replica of the model{more}"
 
 
+@refuses
 def _ranks(flags: Flags) -> Iterator[str]:
     """Judge the number of ranks of a job; for a dry run, the number that the job would have."""
     world_size, replicas = flags.world_size, flags[LogFlags].dry_run_replicas
@@ -248,9 +251,7 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
         )
 
 
-REPLICA_RULES = (_ranks,)
-
-
+@notes
 def _wide_sums(flags: Flags) -> Iterator[str]:
     alone = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size == 1
     wide = flags[PrecisionFlags].main_grads_dtype != "bf16"
@@ -259,6 +260,3 @@ def _wide_sums(flags: Flags) -> Iterator[str]:
             "--grad-reduce-in-bf16 rounds the gradients that travel, and a rank adds up in fp32; "
             f"Megatron-LM adds up in bf16 too, as {NARROW_SUMS} does here"
         )
-
-
-REPLICA_NOTES = (_one_replica, _wide_sums)

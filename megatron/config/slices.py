@@ -12,6 +12,7 @@ from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_f
 from megatron.config.slice_lengths import lengths_of_slices
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
+from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.settings import PairSettings
@@ -65,6 +66,7 @@ def strategy_of(flags: Flags) -> SliceStrategy:
     return flags[SliceFlags].seq_split_strategy or "uniform"
 
 
+@refuses
 def _lengths(flags: Flags) -> Iterator[str]:
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
     if slices < 2:
@@ -97,6 +99,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
     slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
@@ -108,6 +111,7 @@ def _rings(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _experts(flags: Flags) -> Iterator[str]:
     """Refuse what compares the tokens of a whole microbatch."""
     slices, own = flags[SliceFlags].num_seq_splits, flags[BalanceSettings]
@@ -132,6 +136,7 @@ def _experts(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _eight_bits(flags: Flags) -> Iterator[str]:
     """Refuse slices with a number of tokens that products in 8 bits cannot take."""
     slices = flags[SliceFlags].num_seq_splits

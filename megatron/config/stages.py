@@ -27,6 +27,7 @@ from megatron.config.schedule import (
 )
 from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.flags.readable import nearest
+from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.settings import FurtherTokensSettings, ShapeSettings
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
@@ -72,12 +73,14 @@ def costs_decide(flags: Flags) -> bool:
     return not chunks and not distributions(flags) and mixes_kinds(flags)
 
 
+@notes
 def _whole_note(flags: Flags) -> Iterator[str]:
     if leaves_one_chunk(flags):
         for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS)):
             yield f"{given} changes nothing: it leaves every rank one stage"
 
 
+@refuses
 def _chunk_rule(flags: Flags) -> Iterator[str]:
     chunks = chunks_of(flags)
     for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS))[:1]:
@@ -96,11 +99,13 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
             yield f"{given}: {schedule_of(flags)} {fault}"
 
 
+@refuses
 def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
     for given in given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage"):
         yield from _beside(given, distributions(flags))
 
 
+@refuses
 def _layout_rule(flags: Flags) -> Iterator[str]:
     pipeline = flags[PipelineFlags]
     if (text := pipeline.pipeline_model_parallel_layout) is not None:
@@ -114,6 +119,7 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _cost_note(flags: Flags) -> Iterator[str]:
     if costs_decide(flags) and flags[ParallelFlags].pipeline_model_parallel_size > 1:
         yield (
@@ -122,6 +128,7 @@ def _cost_note(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _layout_note(flags: Flags) -> Iterator[str]:
     treatment = treatment_of(flags)
     if layout_of(flags) and TREATMENTS[treatment].is_sharded:
@@ -132,6 +139,7 @@ def _layout_note(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage if a rank has several stages."""
     schedule = schedule_of(flags)
@@ -143,6 +151,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
             )
 
 
+@refuses
 def _last_stage_rule(flags: Flags) -> Iterator[str]:
     """Refuse a number of layers of the last stage that the model cannot give it, with redis."""
     last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ShapeSettings].num_layers
@@ -161,6 +170,7 @@ def _last_stage_rule(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer among a stage's layers if it is split over all ranks."""
     treatment = treatment_of(flags)
@@ -172,6 +182,7 @@ def _account_rule(flags: Flags) -> Iterator[str]:
             )
 
 
+@refuses
 def _distribution_rule(flags: Flags) -> Iterator[str]:
     text = flags[PipelineFlags].layer_distribution
     redistributed = redistributing(flags)
@@ -186,6 +197,7 @@ def _distribution_rule(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _distribution_words(flags: Flags) -> Iterator[str]:
     text = flags[PipelineFlags].layer_distribution
     words = [] if text in (None, *_NAMED) else text.split(",")
@@ -197,6 +209,7 @@ def _distribution_words(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _spread_rule(flags: Flags) -> Iterator[str]:
     """Refuse layers that do not fit the stages, if the flags on stages have no other mistake."""
     traits = TRAITS[schedule_of(flags)]
@@ -216,8 +229,6 @@ def _beside(flag: str, others: Sequence[str]) -> Iterator[str]:
         yield f"{flag} and {other} both say how many layers a stage has: give one of them"
 
 
-STAGE_NOTES: Final[tuple[Rule, ...]] = (_whole_note, _cost_note, _layout_note)
-
 _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _chunk_rule,
     _chunk_layers_rule,
@@ -229,5 +240,3 @@ _FLAG_RULES: Final[tuple[Rule, ...]] = (
     _distribution_words,
 )
 """The rules about single flags on stages, and about flags that contradict each other."""
-
-STAGE_RULES: Final[tuple[Rule, ...]] = (*_FLAG_RULES, _spread_rule)

@@ -22,6 +22,7 @@ from megatron.flags.declare import (
     required,
 )
 from megatron.flags.groups import Flags, faults_of
+from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
@@ -212,6 +213,7 @@ class TrainConfig:
         return self.train_samples if self.length is None else self.length
 
 
+@refuses
 def _batches(flags: Flags) -> Iterator[str]:
     batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
     if batch is not None and batch % micro:
@@ -223,10 +225,12 @@ def _batches(flags: Flags) -> Iterator[str]:
         )
 
 
+@refuses
 def _growing_batches(flags: Flags) -> Iterator[str]:
     yield from faults_of(lambda: growth_of(flags[TrainFlags]))
 
 
+@refuses
 def _length(flags: Flags) -> Iterator[str]:
     train = flags[TrainFlags]
     lengths = (train.train_iters, train.train_samples).count(None)
@@ -243,6 +247,7 @@ def _length(flags: Flags) -> Iterator[str]:
         )
 
 
+@notes
 def _smaller_batches(flags: Flags) -> Iterator[str]:
     train = flags[TrainFlags]
     if train.rampup_batch_size and train.train_iters is not None:
@@ -251,9 +256,3 @@ def _smaller_batches(flags: Flags) -> Iterator[str]:
             f"(--rampup-batch-size): {iterations(train).samples} samples in all; Megatron-LM takes "
             "the two together only as --train-samples, or with --step-batch-size-schedule"
         )
-
-
-TRAIN_NOTES: Final = (_smaller_batches,)
-"""The rules about flags that mean something else than a reader may think."""
-
-TRAIN_RULES: Final = (_batches, _growing_batches, _length)

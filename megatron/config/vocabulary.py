@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
 
 from megatron.config.data import DataFlags
 from megatron.config.log import LogFlags
 from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.flags.groups import Flags, faults_of
+from megatron.flags.rules import refuses
 
 
 def vocabulary(flags: Flags) -> tuple[int, int]:
@@ -31,6 +31,7 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
     return max(tokenizer.vocab_size, size), tokenizer.eod
 
 
+@refuses
 def _tokenizer(flags: Flags) -> Iterator[str]:
     needless = flags[LogFlags].dry_run or flags[DataFlags].mock_data
     if flags[TokenizerFlags].tokenizer_type is None and not (
@@ -43,6 +44,3 @@ def _tokenizer(flags: Flags) -> Iterator[str]:
         )
     else:
         yield from faults_of(partial(vocabulary, flags))
-
-
-TOKENIZER_RULES: Final = (_tokenizer,)

@@ -8,13 +8,15 @@ mistake, the rule stops silently. Each mistake is therefore reported only once.
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
 from megatron.flags.conditions import alternatives, holds
 from megatron.flags.declare import LARGEST, Declaration, Facts
-from megatron.flags.groups import Flags, Rule, all_declarations
+from megatron.flags.groups import Flags, all_declarations
+from megatron.flags.rules import FoundRule
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,12 @@ class Findings:
     notes: list[str]
 
 
-def check(
-    flags: Flags, rules: Iterable[Rule], notes: Iterable[Rule], unreadable: Collection[str] = ()
-) -> Findings:
+def check(flags: Flags, rules: Iterable[FoundRule], unreadable: Collection[str] = ()) -> Findings:
     """Find all mistakes that make a run impossible, and all flags that change nothing.
 
     Args:
         flags: as given, before defaults are resolved. A required flag that is missing is ``None``.
-        rules: rules that find mistakes.
-        notes: rules that find flags that change nothing.
+        rules: all rules that hold for the run.
         unreadable: flags that have their defaults only because their words could not be read, or
             because a refused flag would decide their values.
     """
@@ -53,18 +52,11 @@ def check(
     sound_values = {option: value for option, value in values.items() if option not in told}
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
-    mistakes += _lines(rules, sound)
-    return Findings(mistakes, [*idle_notes(declared, sound_values), *_lines(notes, sound)])
-
-
-def _lines(rules: Iterable[Rule], flags: Flags) -> list[str]:
-    lines: list[str] = []
+    notes = [*idle_notes(declared, sound_values)]
     for rule in rules:
-        try:
-            lines.extend(rule(flags))
-        except _FaultyValueError:
-            continue
-    return lines
+        with suppress(_FaultyValueError):
+            (mistakes if rule.finds == "mistakes" else notes).extend(rule(sound))
+    return Findings(mistakes, notes)
 
 
 class _FaultyValueError(Exception):

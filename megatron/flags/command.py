@@ -27,6 +27,7 @@ from megatron.flags.groups import Flags, Reading, Rule, all_declarations, filled
 from megatron.flags.help import help_text, summary
 from megatron.flags.pipes import end_without_reader, show
 from megatron.flags.readable import as_error, nearest, readable
+from megatron.flags.rules import refuses
 from megatron.flags.words import SortedWords, as_written, no_flag, split
 
 
@@ -138,7 +139,7 @@ def reading(
     if is_unsure:
         found.unreadable.update(own.option for own in places[len(loose) :])
     flags = filled(groups, found.given)
-    told = check(flags, rules, (), found.unreadable)
+    told = check(flags, map(refuses, rules), found.unreadable)
     return Reading(flags, (*found.mistakes, *told.mistakes), (*found.notes, *told.notes))
 
 

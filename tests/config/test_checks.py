@@ -13,6 +13,7 @@ from megatron.config import cluster
 from megatron.config.command_line import parse
 from megatron.data.indexed import IndexedWriter
 from megatron.flags.groups import Flags
+from megatron.flags.rules import refuses
 from megatron.model.settings import ShapeSettings
 from megatron.optimizer.lr_schedule import rates
 from megatron.planning.run_plan import make_run_plan
@@ -496,7 +497,7 @@ def test_a_rule_that_asks_for_what_is_no_flag_fails(
     def rule(flags: Flags) -> Iterator[str]:
         yield str(getattr(flags[ShapeSettings], "number_of_layers"))  # noqa: B009 (mypy knows that it is missing)
 
-    monkeypatch.setattr("megatron.config.command_line.RULES", (rule,))
+    monkeypatch.setattr("megatron.config.command_line.rules_for", lambda run: (refuses(rule),))
     with pytest.raises(AttributeError, match="number_of_layers"):
         parse(command_line(base, "--num-layers 0"), 1)
 
