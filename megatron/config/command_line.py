@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from megatron import config
 from megatron.config.log import LogFlags
-from megatron.config.optimizer import OptimizerFlags
+from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
 from megatron.config.saved_model import add_saved_model
@@ -19,6 +19,7 @@ from megatron.flags.help import help_text
 from megatron.flags.pipes import show
 from megatron.flags.readable import readable
 from megatron.flags.rules import FoundRule, Runs, rules_in
+from megatron.optimizer.settings import OptimizerSettings
 
 
 def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig:
@@ -104,22 +105,16 @@ def without_training(flags: Flags) -> Flags:
     No step is taken, so neither of them changes anything. Without a length, spans of the learning
     rate are spans of nothing, so they are left out too.
     """
-    train, optimizer = flags[TrainFlags], flags[OptimizerFlags]
+    train, optimizer, spans = flags[TrainFlags], flags[OptimizerSettings], flags[RateSpanFlags]
     if not train.skip_train:
         return flags
     if train.train_iters is None and train.train_samples is None:
         train = replace(train, train_iters=1)
-        optimizer = replace(optimizer, **_NO_SPANS)
+        spans = RateSpanFlags()
+        optimizer = replace(optimizer, lr_decay_style="constant")
     if optimizer.lr is None:  # required in training, so its type does not say so
         optimizer = replace(optimizer, lr=1.0)
-    return flags.replaced(train, optimizer)
+    return flags.replaced(train, optimizer, spans)
 
 
-_NO_SPANS: Final[dict[str, Any]] = {
-    "lr_decay_style": "constant",
-    **dict.fromkeys(("lr_decay_iters", "lr_decay_samples", "lr_warmup_fraction")),
-    **dict.fromkeys(("lr_wsd_decay_iters", "lr_wsd_decay_samples")),
-    **dict.fromkeys(("lr_warmup_iters", "lr_warmup_samples"), 0),
-}
-
-_PURPOSE = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."
+_PURPOSE: Final = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."

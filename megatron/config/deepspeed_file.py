@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.config.log import LogFlags
-from megatron.config.optimizer import OptimizerFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
@@ -18,19 +17,20 @@ from megatron.config.train import TrainFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
+from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings
 
 _FLAG: Final = "--deepspeed-config"
 _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
     "train_micro_batch_size_per_gpu": (TrainFlags, "micro_batch_size"),
     "train_batch_size": (TrainFlags, "global_batch_size"),
-    "gradient_clipping": (OptimizerFlags, "clip_grad"),
+    "gradient_clipping": (OptimizerSettings, "clip_grad"),
     "bf16.enabled": (TrainFlags, "bf16"),
     "fp16.enabled": (PrecisionFlags, "fp16"),
-    "fp16.loss_scale": (PrecisionFlags, "loss_scale"),
-    "fp16.initial_scale_power": (PrecisionFlags, "initial_loss_scale"),
-    "fp16.loss_scale_window": (PrecisionFlags, "loss_scale_window"),
-    "fp16.hysteresis": (PrecisionFlags, "hysteresis"),
-    "fp16.min_loss_scale": (PrecisionFlags, "min_loss_scale"),
+    "fp16.loss_scale": (LossScaleSettings, "loss_scale"),
+    "fp16.initial_scale_power": (LossScaleSettings, "initial_loss_scale"),
+    "fp16.loss_scale_window": (LossScaleSettings, "loss_scale_window"),
+    "fp16.hysteresis": (LossScaleSettings, "hysteresis"),
+    "fp16.min_loss_scale": (LossScaleSettings, "min_loss_scale"),
     "zero_optimization.stage": (ReplicaFlags, "use_distributed_optimizer"),
 }
 """For each setting of the file that decides a run, the flag with the same meaning."""

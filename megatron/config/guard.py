@@ -14,6 +14,7 @@ from megatron.config.train import TrainFlags, evaluation_batches, iterations
 from megatron.flags.declare import INTERVAL_OR_NONE, SECONDS, Range, flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
 from megatron.flags.rules import notes, refuses
+from megatron.optimizer.settings import LossScaleSettings
 
 
 # The formatter is off so that the flags read as a table.
@@ -191,7 +192,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
 def _idle_check(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
     checks_nothing = flags[GuardFlags].no_check_for_nan_in_loss_and_grad
-    if checks_nothing and precision.fp16 and precision.loss_scale is None:
+    if checks_nothing and precision.fp16 and flags[LossScaleSettings].loss_scale is None:
         yield (
             "--no-check-for-nan-in-loss-and-grad changes nothing: a loss scale that changes is "
             "found by overflows, which therefore never end a run with --fp16"

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import on_cuda
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import PROBABILITY, flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in, refuses
-from megatron.optimizer.config import HostStates
+from megatron.optimizer.settings import HostStates, OptimizerSettings
 
 STATES: Final = "--optimizer-cpu-offload"
 
@@ -55,7 +54,7 @@ def host_states(flags: Flags) -> HostStates | None:
 
 @refuses
 def _muon(flags: Flags) -> Iterator[str]:
-    if host_states(flags) is not None and flags[OptimizerFlags].optimizer == "muon":
+    if host_states(flags) is not None and flags[OptimizerSettings].optimizer == "muon":
         yield (
             f"{STATES} beside --optimizer muon: the matrix products of Muon's updates would run on "
             "the CPU; take --optimizer adam or sgd, or leave it out"

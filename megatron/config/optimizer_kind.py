@@ -4,61 +4,46 @@ Flags choose the AdamW, if this machine has its package.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
 from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
-from megatron.config.optimizer import OptimizerFlags, learning_rate_spans
+from megatron.config.optimizer import RateSpanFlags, learning_rate_spans
 from megatron.config.parallelism import ParallelFlags, on_cuda
-from megatron.config.precision import PrecisionFlags, loss_scale_config, narrow_types
+from megatron.config.precision import PrecisionFlags, loss_scale_of, narrow_types
 from megatron.config.train import TrainFlags, iterations
-from megatron.flags.declare import option_of
-from megatron.flags.groups import Flags, copied
+from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.apex_adamw import load_fused_adam
-from megatron.optimizer.config import Implementation, MuonConfig, OptimizerConfig
 from megatron.optimizer.newton_schulz import coefficients
+from megatron.optimizer.settings import Implementation, MuonSettings, OptimizerSettings
 
 _FLAG: Final = "--optimizer-impl"
 INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 
-def optimizer_config(flags: Flags) -> OptimizerConfig:
+def optimizer_config(flags: Flags) -> OptimizerSettings:
     """Return the optimizer's configuration, with the spans of its rates in samples."""
-    optimizer, train = flags[OptimizerFlags], flags[TrainFlags]
-    spans = learning_rate_spans(optimizer, train)
-    return copied(
-        OptimizerConfig,
-        optimizer,
+    train = flags[TrainFlags]
+    spans = learning_rate_spans(flags[RateSpanFlags], train)
+    return replace(
+        flags[OptimizerSettings],
         lr_decay_samples=spans.decay,
         lr_warmup_samples=spans.warmup,
         lr_wsd_decay_samples=spans.annealing,
         weight_decay_samples=train.train_samples or iterations(train).samples,
-        muon=muon_config(optimizer),
-        post_validation=optimizer.enable_optimizer_post_validation,
-        loss_scale=loss_scale_config(flags[PrecisionFlags]),
+        muon=flags[MuonSettings],
+        loss_scale=loss_scale_of(flags),
         implementation=implementation_of(flags),
-        exp_avg_dtype=flags[PrecisionFlags].exp_avg_dtype,
-        exp_avg_sq_dtype=flags[PrecisionFlags].exp_avg_sq_dtype,
     )
-
-
-def muon_config(flags: OptimizerFlags) -> MuonConfig:
-    """Return Muon's settings: its flags, without the prefix that all of them have."""
-    prefix = "muon_"
-    same = {
-        name.removeprefix(prefix): value
-        for name, value in vars(flags).items()
-        if name.startswith(prefix) and name != "muon_no_split_qkv"
-    }
-    return MuonConfig(split_qkv=not flags.muon_no_split_qkv, **same)
 
 
 def implementation_of(flags: Flags) -> Implementation:
     """Return the AdamW that updates; ``local``: the Triton kernel, or PyTorch's without Triton."""
-    asked = flags[OptimizerFlags].optimizer_impl
+    asked = flags[OptimizerSettings].optimizer_impl
     if not _updates(flags) or flags[LogFlags].dry_run:
         return "local"
     if asked == "auto":
@@ -71,11 +56,11 @@ def implementation_of(flags: Flags) -> Implementation:
 
 def _updates(flags: Flags) -> bool:
     """Return whether Adam updates any weights."""
-    return flags[OptimizerFlags].optimizer != "sgd" and not flags[TrainFlags].skip_train
+    return flags[OptimizerSettings].optimizer != "sgd" and not flags[TrainFlags].skip_train
 
 
 def _is_narrow(flags: Flags) -> bool:
-    return bool(narrow_types(flags[PrecisionFlags]))
+    return bool(narrow_types(flags))
 
 
 def _lack_of_own(flags: Flags) -> str | None:
@@ -98,31 +83,29 @@ def _lack_of_apex(flags: Flags) -> str | None:
 
 @refuses
 def _narrow_types(flags: Flags) -> Iterator[str]:
-    if flags[OptimizerFlags].optimizer_impl != "apex" or not _updates(flags):
+    if flags[OptimizerSettings].optimizer_impl != "apex" or not _updates(flags):
         return
-    for name in narrow_types(flags[PrecisionFlags]):
+    for given in narrow_types(flags):
         yield (
-            f"{option_of(name)} {getattr(flags[PrecisionFlags], name)} does not go with "
-            f"{_FLAG} "
-            "apex, whose gradients and moments are fp32 as the master weights are: use fp32, "
-            f"or leave {_FLAG} out"
+            f"{given} does not go with {_FLAG} apex, whose gradients and moments are fp32 as the "
+            f"master weights are: use fp32, or leave {_FLAG} out"
         )
 
 
 @refuses
 def _states(flags: Flags) -> Iterator[str]:
-    precision, kind = flags[PrecisionFlags], flags[OptimizerFlags].optimizer
-    narrow = narrow_types(precision)
+    precision, kind = flags[PrecisionFlags], flags[OptimizerSettings].optimizer
+    narrow = narrow_types(flags)
     if narrow and precision.use_precision_aware_optimizer and kind != "adam":
         yield (
-            f"{option_of(narrow[0])} {getattr(precision, narrow[0])} does not go with --optimizer "
-            f"{kind}, whose states are fp32: use fp32, or --optimizer adam"
+            f"{narrow[0]} does not go with --optimizer {kind}, whose states are "
+            "fp32: use fp32, or --optimizer adam"
         )
 
 
 @notes
 def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
-    asked = flags[OptimizerFlags].optimizer_impl
+    asked = flags[OptimizerSettings].optimizer_impl
     if flags[LogFlags].dry_run and asked != "auto" and _updates(flags):
         yield (
             f"{_FLAG} {asked} changes nothing in a dry run, which counts the bytes of a step that "
@@ -133,7 +116,7 @@ def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
 @notes_in("real")
 def _taken_instead(flags: Flags) -> Iterator[str]:
     """Note a flag for an AdamW that is missing, or that the run would take without the flag."""
-    asked = flags[OptimizerFlags].optimizer_impl
+    asked = flags[OptimizerSettings].optimizer_impl
     if not _updates(flags) or asked == "auto":
         return
     own = _lack_of_own(flags)
@@ -150,7 +133,7 @@ def _taken_instead(flags: Flags) -> Iterator[str]:
 @notes_in("real")
 def _neither_is_here(flags: Flags) -> Iterator[str]:
     """Note which AdamW ``auto`` takes on GPUs if the Triton kernel cannot run."""
-    is_auto = flags[OptimizerFlags].optimizer_impl == "auto" and _updates(flags)
+    is_auto = flags[OptimizerSettings].optimizer_impl == "auto" and _updates(flags)
     if not is_auto or not on_cuda(flags) or (own := _lack_of_own(flags)) is None:
         return
     apex = "it takes no 16 bits" if _is_narrow(flags) else _lack_of_apex(flags)
@@ -165,12 +148,12 @@ def _neither_is_here(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _newton_schulz(flags: Flags) -> Iterator[str]:
-    optimizer = flags[OptimizerFlags]
-    if optimizer.optimizer == "muon":
+    if flags[OptimizerSettings].optimizer == "muon":
+        muon = flags[MuonSettings]
         try:
-            coefficients(optimizer.muon_coefficient_type, optimizer.muon_num_ns_steps)
+            coefficients(muon.muon_coefficient_type, muon.muon_num_ns_steps)
         except ValueError as error:
-            yield f"--muon-num-ns-steps {optimizer.muon_num_ns_steps}: {error}"
+            yield f"--muon-num-ns-steps {muon.muon_num_ns_steps}: {error}"
 
 
 @refuses
@@ -178,7 +161,7 @@ def _experts(flags: Flags) -> Iterator[str]:
     (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
     is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
     has_experts = is_mixture(flags)
-    if flags[OptimizerFlags].optimizer == "muon" and has_experts and is_spread and tensor > 1:
+    if flags[OptimizerSettings].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (
             f"--optimizer muon with --expert-tensor-parallel-size {tensor} and "
             f"--expert-model-parallel-size {size}: Muon needs whole matrices, and gathers those of "
@@ -188,7 +171,7 @@ def _experts(flags: Flags) -> Iterator[str]:
 
 @notes
 def _predicted_without_products(flags: Flags) -> Iterator[str]:
-    if flags[LogFlags].dry_run and flags[OptimizerFlags].optimizer == "muon":
+    if flags[LogFlags].dry_run and flags[OptimizerSettings].optimizer == "muon":
         yield (
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
             "moves: its products are not counted"

@@ -8,56 +8,33 @@ import torch
 
 from megatron.config.log import LogFlags
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import INTERVAL, Range, flag, option_of, up_to
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, refuses
-from megatron.optimizer.config import LossScaleConfig, MomentType, Precision
+from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings, Precision
 
-_SCALE: Final = Range(2.0**-10, 1 << 40)
 """Loss scales lift small gradients into the range of fp16, and a scale below 1 lowers large ones. A
 larger one would only overflow, a smaller one lose all gradients."""
-_FP16: Final = "--fp16"
-_CONSTANT: Final = "--loss-scale"
 NEEDS_16_BITS: Final = "--dry-run counts FLOPs and bytes of 16-bit numbers: add --bf16 or --fp16"
 """The mistake of a dry run in fp32."""
 
 NARROW_SUMS: Final = "--use-precision-aware-optimizer --main-grads-dtype bf16"
 """The flags with which the gradients of an iteration add up in bf16."""
 
-_TYPES: Final = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-
 
 # The formatter is off so that the flags read as a table.
 # fmt: off
 @dataclass(frozen=True)
 class PrecisionFlags:
-    """fp16 with its loss scale, and types of gradients and moments."""
+    """fp16, and types of gradients and of the residual stream."""
 
     fp16: bool = flag(False,
         "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
         "fp32.", excludes="--bf16")
-    loss_scale: float | None = flag(None, "A loss scale that never changes.", _SCALE,
-        unset="a scale that changes", idle_without=_FP16)
-    initial_loss_scale: float = flag(2.0**32, "The first loss scale.", _SCALE,
-        idle_without=_FP16, idle_with=_CONSTANT)
-    min_loss_scale: float = flag(1.0, "The least loss scale.", _SCALE, idle_without=_FP16,
-        idle_with=_CONSTANT)
-    loss_scale_window: int = flag(1000,
-        "Steps without an overflow after which the loss scale is doubled.", INTERVAL,
-        idle_without=_FP16, idle_with=_CONSTANT)
-    hysteresis: int = flag(2,
-        "Overflows after which the loss scale is halved for the first time. Until it is doubled "
-        "again, each further overflow halves it.", up_to(1000),
-        idle_without=_FP16, idle_with=_CONSTANT)
     use_precision_aware_optimizer: bool = flag(False,
         "Allow --main-grads-dtype, --exp-avg-dtype and --exp-avg-sq-dtype, with --optimizer adam.")
     main_grads_dtype: Literal["fp32", "bf16"] = flag("fp32",
         "Type in which the gradients of an iteration add up and are reduced.")
-    exp_avg_dtype: MomentType = flag("fp32",
-        "Type in which Adam's first moment is kept; it is updated in fp32.")
-    exp_avg_sq_dtype: MomentType = flag("fp32",
-        "Type in which Adam's second moment is kept; it is updated in fp32. bf16 cannot resolve "
-        "the changes that the default --adam-beta2 makes.")
     fp32_matmul_precision: Precision = flag("highest",
         "Precision of products of fp32 on GPUs. highest: fp32; high: TF32; medium: bf16 where "
         "PyTorch has it. TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which NVIDIA's images set, has no "
@@ -80,33 +57,31 @@ def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
     return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
 
 
-def loss_scale_config(flags: PrecisionFlags) -> LossScaleConfig | None:
+def loss_scale_of(flags: Flags) -> LossScaleSettings | None:
     """Return the loss scale of fp16; ``None``: another dtype, which needs no loss scale."""
-    if not flags.fp16:
-        return None
-    return LossScaleConfig(
-        constant=flags.loss_scale,
-        initial=flags.initial_loss_scale,
-        minimum=flags.min_loss_scale,
-        window=flags.loss_scale_window,
-        hysteresis=flags.hysteresis,
-    )
+    return flags[LossScaleSettings] if flags[PrecisionFlags].fp16 else None
 
 
-def narrow_types(flags: PrecisionFlags) -> list[str]:
-    """Return the names of the flags that ask for gradients or moments of 16 bits."""
-    return [name for name in _TYPES if getattr(flags, name) != "fp32"]
+def narrow_types(flags: Flags) -> list[str]:
+    """Return the flags that ask for gradients or moments of 16 bits, each with its value."""
+    optimizer = flags[OptimizerSettings]
+    types = {
+        "--main-grads-dtype": flags[PrecisionFlags].main_grads_dtype,
+        "--exp-avg-dtype": optimizer.exp_avg_dtype,
+        "--exp-avg-sq-dtype": optimizer.exp_avg_sq_dtype,
+    }
+    return [f"{option} {kind}" for option, kind in types.items() if kind != "fp32"]
 
 
 @refuses
 def _least_scale(flags: Flags) -> Iterator[str]:
-    precision = flags[PrecisionFlags]
-    if not precision.fp16 or precision.loss_scale is not None:
+    scale = loss_scale_of(flags)
+    if scale is None or scale.loss_scale is not None:
         return
-    if precision.min_loss_scale > precision.initial_loss_scale:
+    if scale.min_loss_scale > scale.initial_loss_scale:
         yield (
-            f"--min-loss-scale {precision.min_loss_scale:g} is above --initial-loss-scale "
-            f"{precision.initial_loss_scale:g}: lower it"
+            f"--min-loss-scale {scale.min_loss_scale:g} is above --initial-loss-scale "
+            f"{scale.initial_loss_scale:g}: lower it"
         )
 
 
@@ -117,12 +92,12 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
     Gradients in bf16 are also refused if activations are fp32.
     """
     precision = flags[PrecisionFlags]
-    narrow = narrow_types(precision)
+    narrow = narrow_types(flags)
     if narrow and not precision.use_precision_aware_optimizer:
-        for name in narrow:
+        for given in narrow:
             yield (
-                f"{option_of(name)} {getattr(precision, name)} needs "
-                "--use-precision-aware-optimizer, as in Megatron: add it, or use fp32"
+                f"{given} needs --use-precision-aware-optimizer, as in Megatron: add it, or use "
+                "fp32"
             )
     if precision.main_grads_dtype == "bf16" and not (flags[TrainFlags].bf16 or precision.fp16):
         yield (
@@ -141,7 +116,7 @@ def _counted_type(flags: Flags) -> Iterator[str]:
 @notes
 def _idle_awareness(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
-    if precision.use_precision_aware_optimizer and not narrow_types(precision):
+    if precision.use_precision_aware_optimizer and not narrow_types(flags):
         yield (
             "--use-precision-aware-optimizer changes nothing: --main-grads-dtype, --exp-avg-dtype "
             "and --exp-avg-sq-dtype are fp32"

@@ -12,13 +12,13 @@ from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks
 from megatron.config.eight_bits import GATHER, EightBitFlags
 from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.log import LogFlags
-from megatron.config.optimizer import OptimizerFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
 from megatron.flags.declare import COUNT, flag, up_to
 from megatron.flags.groups import Flags, options_of
 from megatron.flags.rules import notes, refuses
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.schedules.counted import counted
@@ -207,7 +207,7 @@ def _gathering(flags: Flags) -> Iterator[str]:
                 f"{option}: every replica updates all parameters, so that nothing is gathered: "
                 "add --use-distributed-optimizer, or leave it out"
             )
-    validates_later = flags[OptimizerFlags].enable_optimizer_post_validation
+    validates_later = flags[OptimizerSettings].post_validation
     if asked[GATHER] and validates_later and flags[EightBitFlags].fp8_recipe == "delayed":
         yield (
             f"{GATHER} with --fp8-recipe delayed does not go with "

@@ -59,7 +59,7 @@ from megatron.config.vocabulary import vocabulary
 from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.settings import ModelSettings, ShapeSettings
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 
 
 class Alternative(NamedTuple):
@@ -100,7 +100,7 @@ class RunConfig:
     model: ModelSettings
     parallel: ParallelConfig
     train: TrainConfig
-    optimizer: OptimizerConfig
+    optimizer: OptimizerSettings
     data: DataConfig
     log: LogConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -14,7 +14,7 @@ from megatron.config.log import LogFlags
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.offload import OffloadFlags
 from megatron.config.offload_states import StateOffloadFlags
-from megatron.config.optimizer import OptimizerFlags
+from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.recompute import RecomputeFlags
@@ -25,6 +25,7 @@ from megatron.config.slices import SliceFlags
 from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import all_declarations
+from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.settings import PairSettings
 
@@ -39,11 +40,14 @@ GROUPS: Final = (
     SliceFlags,
     TrainFlags,
     PrecisionFlags,
+    LossScaleSettings,
     EightBitFlags,
     RecomputeFlags,
     OffloadFlags,
     GraphFlags,
-    OptimizerFlags,
+    OptimizerSettings,
+    MuonSettings,
+    RateSpanFlags,
     StateOffloadFlags,
     DataFlags,
     TokenizerFlags,

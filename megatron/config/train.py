@@ -26,7 +26,7 @@ from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.optimizer.config import HostStates, Precision
+from megatron.optimizer.settings import HostStates, Precision
 
 EVALUATION: Final = 100
 """Batches of an evaluation, if no flag gives their number."""

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from megatron.flags.conditions import alternatives, holds
 from megatron.flags.declare import LARGEST, Declaration, Facts
-from megatron.flags.groups import Flags, all_declarations
+from megatron.flags.groups import Flags, all_declarations, declarations
 from megatron.flags.rules import FoundRule
 
 
@@ -42,7 +42,11 @@ def check(flags: Flags, rules: Iterable[FoundRule], unreadable: Collection[str] 
             because a refused flag would decide their values.
     """
     declared = all_declarations(tuple(flags.groups))
-    given = {name: value for group in flags.groups.values() for name, value in vars(group).items()}
+    given = {
+        own.name: getattr(group, own.name)
+        for kind, group in flags.groups.items()
+        for own in declarations(kind)
+    }
     values = {
         option: own.flag_value(given[own.name])
         for option, own in declared.items()

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.face import Kernels
-from megatron.optimizer.config import MomentType, OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.mixed_precision import Master, Step
+from megatron.optimizer.settings import MomentType, OptimizerSettings
 
 Moments = dict[str, dict[str, Tensor]]
 """``exp_avg`` and ``exp_avg_sq``, the first and second moment, by the name of the master."""
 
 
-def moments_of(masters: Sequence[Master], config: OptimizerConfig) -> Moments:
+def moments_of(masters: Sequence[Master], config: OptimizerSettings) -> Moments:
     """Return moments of zero, in the types that the configuration asks for."""
 
     def zeros(master: Master, kind: MomentType) -> Tensor:
@@ -39,7 +39,7 @@ def moments_of(masters: Sequence[Master], config: OptimizerConfig) -> Moments:
     }
 
 
-def keeps_16_bits(masters: Sequence[Master], config: OptimizerConfig) -> bool:
+def keeps_16_bits(masters: Sequence[Master], config: OptimizerSettings) -> bool:
     """Return whether moments or main gradients are narrower than the masters."""
     narrow_moments = "bf16" in (config.exp_avg_dtype, config.exp_avg_sq_dtype)
     return narrow_moments or masters[0].gradient.dtype != masters[0].weight.dtype
@@ -63,7 +63,7 @@ class AdamW:
     """
 
     def __init__(
-        self, masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels
+        self, masters: Sequence[Master], config: OptimizerSettings, kernels: Kernels
     ) -> None:
         self._config, self._kernels = config, kernels
         self.rounds = kernels.updates_at_once

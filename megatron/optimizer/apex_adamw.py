@@ -20,8 +20,8 @@ from torch import Tensor
 
 from megatron.kernels.reference.optimizer import divide, in_slices
 from megatron.optimizer.adamw import moments_of
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, Step, groups_of
+from megatron.optimizer.settings import OptimizerSettings
 
 USED: Final = "params bias_correction betas eps adam_w_mode set_grad_none"
 """The arguments that ``FusedAdam`` gets; rates and steps are set in its groups."""
@@ -45,7 +45,7 @@ class ApexAdamW:
 
     rounds = False
 
-    def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+    def __init__(self, masters: Sequence[Master], config: OptimizerSettings) -> None:
         self._gradients = [master.gradient for master in masters]
         self._groups = groups_of(masters)
         self.kept = moments_of(masters, config)

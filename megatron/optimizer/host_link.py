@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from megatron.optimizer.config import HostStates
 from megatron.optimizer.parameters import ParameterPart
+from megatron.optimizer.settings import HostStates
 from megatron.parallel.lanes import InlineLane, Pending, make_lane, wait_on_host
 
 BATCH: Final = 1 << 24

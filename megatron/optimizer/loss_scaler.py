@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.settings import LossScaleSettings
 
 GROWTH: Final = 2.0
 BACKOFF: Final = 0.5
@@ -48,11 +48,11 @@ class LossScaler:
         state: the scale of the next iteration; checkpoints keep it.
     """
 
-    def __init__(self, config: LossScaleConfig | None) -> None:
+    def __init__(self, config: LossScaleSettings | None) -> None:
         self._config = config
         self.state = LossScale(1.0, 0, 1)
         if config is not None:
-            scale = config.initial if config.constant is None else config.constant
+            scale = config.initial_loss_scale if config.loss_scale is None else config.loss_scale
             self.state = LossScale(scale, 0, config.hysteresis)
 
     @property
@@ -71,7 +71,7 @@ class LossScaler:
         config, state = self._config, self.state
         if not finite:
             state = _without_step(state, samples)
-        if config is None or config.constant is not None:
+        if config is None or config.loss_scale is not None:
             return state
         return _grown(state, config) if finite else _shrunk(state, config)
 
@@ -108,8 +108,8 @@ class LossScaler:
             int(saved["tolerance"]),
             int(saved[_WITHOUT_STEP]),
         )
-        if self._config.constant is not None:
-            loaded = replace(loaded, scale=self._config.constant)
+        if self._config.loss_scale is not None:
+            loaded = replace(loaded, scale=self._config.loss_scale)
         self.state = loaded
 
 
@@ -117,14 +117,14 @@ def _without_step(state: LossScale, samples: int) -> LossScale:
     return replace(state, samples_without_step=state.samples_without_step + samples)
 
 
-def _shrunk(state: LossScale, config: LossScaleConfig) -> LossScale:
+def _shrunk(state: LossScale, config: LossScaleSettings) -> LossScale:
     tolerance = state.tolerance - 1
-    scale = state.scale if tolerance > 0 else max(state.scale * BACKOFF, config.minimum)
+    scale = state.scale if tolerance > 0 else max(state.scale * BACKOFF, config.min_loss_scale)
     return replace(state, scale=scale, good_steps=0, tolerance=tolerance)
 
 
-def _grown(state: LossScale, config: LossScaleConfig) -> LossScale:
+def _grown(state: LossScale, config: LossScaleSettings) -> LossScale:
     good_steps = state.good_steps + 1
-    if good_steps < config.window:
+    if good_steps < config.loss_scale_window:
         return replace(state, good_steps=good_steps)
     return replace(state, scale=state.scale * GROWTH, good_steps=0, tolerance=config.hysteresis)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 
 _REMAINING: Final[Mapping[str, Callable[[float], float]]] = {
     "linear": lambda done: 1.0 - done,
@@ -35,7 +35,7 @@ class Rates:
     weight_decay: float
 
 
-def rates(config: OptimizerConfig, consumed_samples: int) -> Rates:
+def rates(config: OptimizerSettings, consumed_samples: int) -> Rates:
     """Return the rates of the iteration that starts after ``consumed_samples`` samples."""
     peak, floor = config.decoupled_lr, config.decoupled_min_lr
     return Rates(
@@ -50,7 +50,7 @@ def rates(config: OptimizerConfig, consumed_samples: int) -> Rates:
     )
 
 
-def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
+def learning_rate(config: OptimizerSettings, consumed_samples: int) -> float:
     """Return the learning rate after ``consumed_samples`` samples.
 
     The rate rises linearly from ``lr_warmup_init`` to ``lr`` during the warm-up. Then it stays
@@ -68,7 +68,7 @@ def learning_rate(config: OptimizerConfig, consumed_samples: int) -> float:
     return _rate(config, config.lr, config.min_lr, consumed_samples)
 
 
-def _rate(config: OptimizerConfig, peak: float, floor: float, consumed: int) -> float:
+def _rate(config: OptimizerSettings, peak: float, floor: float, consumed: int) -> float:
     warmup, style = config.lr_warmup_samples, config.lr_decay_style
     if warmup > 0 and consumed <= warmup:
         return config.lr_warmup_init + (peak - config.lr_warmup_init) * (consumed / warmup)
@@ -81,7 +81,7 @@ def _rate(config: OptimizerConfig, peak: float, floor: float, consumed: int) -> 
     return floor + _remaining(config, consumed) * (peak - floor)
 
 
-def _remaining(config: OptimizerConfig, consumed: int) -> float:
+def _remaining(config: OptimizerSettings, consumed: int) -> float:
     """Return the remaining share of the decay after the warm-up, from 1 to 0."""
     style: str = config.lr_decay_style
     begin = config.lr_warmup_samples
@@ -95,7 +95,7 @@ def _remaining(config: OptimizerConfig, consumed: int) -> float:
     return _REMAINING[style]((consumed - begin) / (config.lr_decay_samples - begin))
 
 
-def weight_decay(config: OptimizerConfig, consumed_samples: int) -> float:
+def weight_decay(config: OptimizerSettings, consumed_samples: int) -> float:
     """Return the weight decay after ``consumed_samples`` samples.
 
     The weight decay is constant, or goes from ``start_weight_decay`` at step 0 to

@@ -10,19 +10,19 @@ from megatron.model.ownership import OUTPUT_LAYER, WORD_EMBEDDINGS, OwnedParamet
 from megatron.optimizer.adamw import AdamW, keeps_16_bits
 from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.host_link import HostLink
 from megatron.optimizer.host_optimizer import HostOptimizer, SplitOptimizer
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.optimizer.sgd import SGD
 from megatron.parallel.groups import ConnectedAxis
 
 
 def make_optimizer(
-    config: OptimizerConfig,
+    config: OptimizerSettings,
     qkv: QKVRows,
     tensor: ConnectedAxis,
     kernels: Kernels,
@@ -55,7 +55,7 @@ def make_optimizer(
 
 
 def make_with_host(
-    config: OptimizerConfig,
+    config: OptimizerSettings,
     qkv: QKVRows,
     tensor: ConnectedAxis,
     kernels: Kernels,
@@ -81,7 +81,7 @@ def make_with_host(
     return made[0] if len(made) == 1 else SplitOptimizer(made, names)
 
 
-def _adamw(masters: Sequence[Master], config: OptimizerConfig, kernels: Kernels) -> Rule:
+def _adamw(masters: Sequence[Master], config: OptimizerSettings, kernels: Kernels) -> Rule:
     if config.implementation == "apex":
         assert not keeps_16_bits(masters, config), "FusedAdam takes one type for all"
         return ApexAdamW(masters, config)
@@ -98,7 +98,7 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
     return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
 
 
-def keeps_whole(config: OptimizerConfig) -> KeepsWhole:
+def keeps_whole(config: OptimizerSettings) -> KeepsWhole:
     """Return a function that tells which parameters the optimizer needs whole."""
     return takes_muon if config.optimizer == "muon" else _takes_parts
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.reference.optimizer import divide
-from megatron.optimizer.config import MuonConfig, ScaleMode
 from megatron.optimizer.mixed_precision import Master, Step
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
+from megatron.optimizer.settings import MuonSettings, ScaleMode
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis
 
@@ -68,7 +68,7 @@ class Muon:
     def __init__(
         self,
         masters: Sequence[Master],
-        config: MuonConfig,
+        config: MuonSettings,
         qkv: QKVRows,
         tensor: ConnectedAxis,
     ) -> None:
@@ -77,7 +77,7 @@ class Muon:
         self._gradients = [master.gradient for master in masters]
         self._config = config
         self._qkv = qkv
-        self._steps = coefficients(config.coefficient_type, config.num_ns_steps)
+        self._steps = coefficients(config.muon_coefficient_type, config.muon_num_ns_steps)
         self.kept = {
             master.name: {"momentum_buffer": torch.zeros_like(master.weight)} for master in masters
         }
@@ -94,10 +94,10 @@ class Muon:
     def _update(self, master: Master) -> Tensor:
         """Add the gradient to the mean, and return the update."""
         config, momentum = self._config, self.kept[master.name]["momentum_buffer"]
-        momentum.lerp_(master.gradient, 1.0 - config.momentum)
+        momentum.lerp_(master.gradient, 1.0 - config.muon_momentum)
         direction = momentum
-        if config.nesterov:
-            direction = master.gradient.lerp(momentum, config.momentum)
+        if config.muon_nesterov:
+            direction = master.gradient.lerp(momentum, config.muon_momentum)
         whole = self._orthogonal(master, self._matrices.gathered(master.part, direction))
         return self._matrices.own_part(master.part, whole)
 
@@ -109,7 +109,7 @@ class Muon:
             return torch.cat([self._scaled(some) for some in by_expert.split(at_once)]).flatten(
                 0, 1
             )
-        if not self._config.split_qkv or not master.name.endswith(FUSED_QKV):
+        if not self._config.muon_split_qkv or not master.name.endswith(FUSED_QKV):
             return self._scaled(direction)
         rows, columns = self._qkv.split, direction.shape[1]
         by_group = direction.view(-1, sum(rows), columns).split(rows, dim=1)
@@ -123,10 +123,10 @@ class Muon:
             matrix: [m, n], or several matrices [e, m, n].
         """
         config = self._config
-        length = config.extra_scale_factor * update_length(
-            matrix.shape[-2], matrix.shape[-1], config.scale_mode
+        length = config.muon_extra_scale_factor * update_length(
+            matrix.shape[-2], matrix.shape[-1], config.muon_scale_mode
         )
-        return orthogonalized(matrix, self._steps, config.fp32_matmul_prec) * length
+        return orthogonalized(matrix, self._steps, config.muon_fp32_matmul_prec) * length
 
 
 def update_length(rows: int, columns: int, mode: ScaleMode) -> float:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from megatron.optimizer.config import Coefficients, Precision
+from megatron.optimizer.settings import Coefficients, Precision
 
 Step = tuple[float, float, float]
 """Coefficients a, b and c of a step X <- a X + b (X Xᵀ) X + c (X Xᵀ)² X."""

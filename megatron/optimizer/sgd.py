@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from megatron.kernels.reference.optimizer import last_divisor
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.mixed_precision import Master, Step, groups_of
+from megatron.optimizer.settings import OptimizerSettings
 
 
 class SGD:
@@ -25,7 +25,7 @@ class SGD:
 
     rounds = False
 
-    def __init__(self, masters: Sequence[Master], config: OptimizerConfig) -> None:
+    def __init__(self, masters: Sequence[Master], config: OptimizerSettings) -> None:
         self._momentum = config.sgd_momentum
         self._gradients = [master.gradient for master in masters]
         self._groups = groups_of(masters)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
@@ -18,6 +18,30 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
+
+_ASKED: Final = "optimizer_impl"
+"""A value that asks for another stored value, which the machine decides too."""
+
+_EARLIER_SCALE: Final = {
+    "constant": "loss_scale",
+    "initial": "initial_loss_scale",
+    "minimum": "min_loss_scale",
+    "window": "loss_scale_window",
+}
+"""Values of a loss scale by their names in checkpoints of 2026-11 and before."""
+
+
+def renewed_optimizer(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's values as a checkpoint keeps them, by the names of today.
+
+    Muon's values had no prefix once, and values of the loss scale had other names.
+    """
+    renewed, muon, scale = dict(saved), saved.get("muon"), saved.get("loss_scale")
+    if muon is not None:
+        renewed["muon"] = {f"muon_{name.removeprefix('muon_')}": own for name, own in muon.items()}
+    if scale is not None:
+        renewed["loss_scale"] = {_EARLIER_SCALE.get(name, name): own for name, own in scale.items()}
+    return renewed
 
 
 def is_same_folder(one: Path | None, other: Path | None) -> bool:
@@ -163,11 +187,12 @@ class CheckpointReader:
 
     def _note_changed_rates(self, common: Mapping[str, Any]) -> None:
         """Say which values of the optimizer and learning rate differ from the earlier run."""
-        saved = common.get("optimizer", {})
+        own = self._config
+        if not own.trains or own.finetune or own.upcycling:
+            return
+        saved = renewed_optimizer(common.get("optimizer", {}))
         for name, value in asdict(self._optimizer).items():
-            own = self._config
-            goes_on = own.trains and not own.finetune and not own.upcycling
-            if goes_on and saved.get(name, value) != value:
+            if name != _ASKED and saved.get(name, value) != value:
                 self._say(f"--load: {name} was {saved[name]} in the run so far, and is {value} now")
 
     def _upcycling(self, where: Path, common: Mapping[str, Any]) -> Upcycling | None:

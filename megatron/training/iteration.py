@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.lr_schedule import rates
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import Groups
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.feed import Feed
@@ -20,7 +20,7 @@ from megatron.training.step import Finished, Iteration, TrainStep
 
 def run_iteration(
     step: TrainStep,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerSettings,
     loader: MicrobatchLoader,
     groups: Groups,
     iteration: int,

@@ -7,9 +7,9 @@ iteration is reported one iteration late, because only then it is known whether 
 from dataclasses import replace
 
 from megatron.config.log import LogConfig
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.runtime.batch import rescaled
 from megatron.runtime.observer import Observer
 from megatron.training.setup import TrainState
@@ -125,7 +125,7 @@ class PostValidatedTrainStep:
 
 
 def make_train_step(
-    config: OptimizerConfig,
+    config: OptimizerSettings,
     state: TrainState,
     log: LogConfig | None = None,
     *,
@@ -142,7 +142,7 @@ def make_train_step(
             never ends for this reason: overflows are the way to find the scale.
     """
     scaling = config.loss_scale
-    ends_if_not_finite = ends_if_not_finite and (scaling is None or scaling.constant is not None)
+    ends_if_not_finite = ends_if_not_finite and (scaling is None or scaling.loss_scale is not None)
     figures = Figures(state)
     if log is not None:
         figures = Figures(state, log.log_num_zeros_in_grad, log.log_params_norm)

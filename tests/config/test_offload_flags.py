@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron.config.command_line import parse
-from megatron.optimizer.config import HostStates
+from megatron.optimizer.settings import HostStates
 from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.gpus import GIB

@@ -11,7 +11,7 @@ from optimizer.apex_stand_in import installed
 from megatron.config import optimizer_kind
 from megatron.config.command_line import read
 from megatron.config.run_config import resolve
-from megatron.optimizer.config import Implementation
+from megatron.optimizer.settings import Implementation
 
 MOCK = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "

@@ -5,7 +5,7 @@ import torch
 
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.settings import LossScaleSettings
 
 MOCK = (
     "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
@@ -22,21 +22,23 @@ def test_only_fp16_scales_its_losses() -> None:
     assert run("--bf16").optimizer.loss_scale is None
     made = run("--fp16")
     assert made.train.dtype == torch.float16
-    assert made.optimizer.loss_scale == LossScaleConfig(None, 2.0**32, 1.0, 1000, 2)
+    assert made.optimizer.loss_scale == LossScaleSettings(None, 2.0**32, 1.0, 1000, 2)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("--loss-scale 4096", LossScaleConfig(constant=4096.0)),
-        ("--loss-scaling-factor 4096", LossScaleConfig(constant=4096.0)),
+        ("--loss-scale 4096", LossScaleSettings(loss_scale=4096.0)),
+        ("--loss-scaling-factor 4096", LossScaleSettings(loss_scale=4096.0)),
         (
             "--initial-loss-scale 65536 --min-loss-scale 2 --loss-scale-window 500 --hysteresis 3",
-            LossScaleConfig(initial=65536.0, minimum=2.0, window=500, hysteresis=3),
+            LossScaleSettings(
+                initial_loss_scale=65536.0, min_loss_scale=2.0, loss_scale_window=500, hysteresis=3
+            ),
         ),
     ],
 )
-def test_scales_are_those_that_are_asked_for(flags: str, expected: LossScaleConfig) -> None:
+def test_scales_are_those_that_are_asked_for(flags: str, expected: LossScaleSettings) -> None:
     assert run(f"--fp16 {flags}").optimizer.loss_scale == expected
 
 

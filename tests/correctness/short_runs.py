@@ -22,7 +22,7 @@ from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.distribution import LayerDistribution
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
@@ -259,7 +259,7 @@ class Job:
                 vocab_recompute=layout.vocab_recompute,
                 recomputation=layout.recomputation,
             ),
-            optimizer=OptimizerConfig(
+            optimizer=OptimizerSettings(
                 lr=self.lr,
                 min_lr=self.lr / 10,
                 lr_decay_style="cosine",

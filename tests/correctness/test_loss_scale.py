@@ -15,7 +15,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.settings import LossScaleSettings
 from megatron.parallel.groups import make_groups
 from megatron.training.iteration import run_iteration
 from megatron.training.post_validated_step import make_train_step
@@ -107,7 +107,7 @@ def spoil(state: TrainState, when: int) -> None:
 def run(
     ranks: RankPool,
     layout: Layout,
-    scale: LossScaleConfig,
+    scale: LossScaleSettings,
     *,
     job: Job = JOB,
     batches: Batches | None = None,
@@ -161,7 +161,9 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPool) -> None:
     """The others are those of a run that begins with the right scale on the samples after them."""
-    found = run(ranks, layout, LossScaleConfig(initial=TOO_HIGH, hysteresis=1), watched=True)
+    found = run(
+        ranks, layout, LossScaleSettings(initial_loss_scale=TOO_HIGH, hysteresis=1), watched=True
+    )
     skipped, scale = found[0].skipped, TOO_HIGH
     first = next(number for number in range(JOB.iterations) if number not in skipped)
     assert first >= 2
@@ -177,7 +179,7 @@ def test_first_steps_that_overflow_leave_no_trace(layout: Layout, ranks: RankPoo
     later = run(
         ranks,
         layout,
-        LossScaleConfig(initial=TOO_HIGH * 0.5**first, hysteresis=1),
+        LossScaleSettings(initial_loss_scale=TOO_HIGH * 0.5**first, hysteresis=1),
         batches=JOB.batches()[first:],
     )
     assert [first + number for number in later[0].skipped] == skipped[first:]
@@ -200,7 +202,7 @@ def test_steps_on_a_guess_end_as_those_that_waited(
     layout: Layout, job: Job, clip_grad: float, ranks: RankPool
 ) -> None:
     """With overflows, and scales that grow while the next iteration has begun."""
-    scale = LossScaleConfig(initial=TOO_HIGH, hysteresis=1, window=1)
+    scale = LossScaleSettings(initial_loss_scale=TOO_HIGH, hysteresis=1, loss_scale_window=1)
     waited, guessed = (
         run(ranks, layout, scale, job=job, clip_grad=clip_grad, post_validation=guess)
         for guess in (False, True)
@@ -240,7 +242,7 @@ def test_an_overflow_on_one_rank_skips_one_step_everywhere(
     layout: Layout, rank: int, post_validation: bool, ranks: RankPool
 ) -> None:
     """It ends as a run without the samples of that iteration."""
-    scale, batches = LossScaleConfig(initial=2.0**12), JOB.batches()[:5]
+    scale, batches = LossScaleSettings(initial_loss_scale=2.0**12), JOB.batches()[:5]
     spoilt = run(
         ranks,
         layout,
@@ -259,7 +261,7 @@ def test_an_overflow_on_one_rank_skips_one_step_everywhere(
 def test_a_scale_rounds_nothing_but_what_is_subnormal(ranks: RankPool) -> None:
     """Runs with two scales differ by what the smaller one loses; a loss holds no scale."""
     low, high = (
-        run(ranks, Layout(2, "vocab-2"), LossScaleConfig(constant=2.0**exponent))
+        run(ranks, Layout(2, "vocab-2"), LossScaleSettings(loss_scale=2.0**exponent))
         for exponent in (10, 14)
     )
     for ours, theirs in zip(low[0].finished, high[0].finished, strict=True):
@@ -270,7 +272,7 @@ def test_a_scale_rounds_nothing_but_what_is_subnormal(ranks: RankPool) -> None:
 def test_an_overflow_of_a_constant_scale_ends_the_run(ranks: RankPool) -> None:
     """As in Megatron, unless --no-check-for-nan-in-loss-and-grad is given."""
     config = JOB.config(Layout(1, "none"), torch.float16)
-    optimizer = replace(config.optimizer, loss_scale=LossScaleConfig(constant=2.0**40))
+    optimizer = replace(config.optimizer, loss_scale=LossScaleSettings(loss_scale=2.0**40))
     with pytest.raises(Exception, match="the gradient is not, on rank 0"):
         ranks.run(
             train_scaled,

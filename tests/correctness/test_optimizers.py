@@ -14,7 +14,7 @@ from reference.plain_optimizers import PlainMuon, PlainSGD
 from reference.plain_training import AdamWOptions, Optimizer, Training, train
 
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import MuonConfig, OptimizerConfig
+from megatron.optimizer.settings import MuonSettings, OptimizerSettings
 
 JOB = Job(
     GPTOptions(
@@ -40,12 +40,14 @@ class Case:
         plain: the same for the plain GPT.
     """
 
-    configured: Callable[[OptimizerConfig], OptimizerConfig]
+    configured: Callable[[OptimizerSettings], OptimizerSettings]
     plain: Callable[[], Optimizer]
 
 
 def muon_of(nesterov: bool, adam_eps: float = JOB.adamw.adam_eps) -> Case:
-    settings = MuonConfig(momentum=0.9, nesterov=nesterov, fp32_matmul_prec="highest")
+    settings = MuonSettings(
+        muon_momentum=0.9, muon_nesterov=nesterov, muon_fp32_matmul_prec="highest"
+    )
     width = JOB.options.hidden_size // JOB.options.num_attention_heads
     heads = JOB.options.num_attention_heads // 2
     return Case(

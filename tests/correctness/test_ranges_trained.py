@@ -17,9 +17,10 @@ from megatron.config.command_line import parse
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import UpcyclingFlags
 from megatron.config.model import MODEL_GROUPS
-from megatron.config.optimizer import OptimizerFlags
+from megatron.config.optimizer import RateSpanFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.flags.groups import declarations
+from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
 
 _GROUPS: Final = (
@@ -28,7 +29,10 @@ _GROUPS: Final = (
     ExpertRankSettings,
     PrecisionFlags,
     EightBitFlags,
-    OptimizerFlags,
+    OptimizerSettings,
+    MuonSettings,
+    LossScaleSettings,
+    RateSpanFlags,
 )
 _WHOLE: Final = ("--fp8-margin", "--fp8-amax-history-len", "--muon-num-ns-steps", "--hysteresis")
 """Flags with whole numbers that are neither sizes nor spans, which rules compare with others."""

@@ -6,12 +6,12 @@ from torch import nn
 
 from megatron.kernels.choose import kernels_for
 from megatron.model.ownership import OwnedParameter
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 
 ALONE = ConnectedAxis("tensor", 0, (0,))
@@ -25,7 +25,7 @@ def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OptimizedPar
     return [OptimizedParameter.of(OwnedParameter.whole(name, p)) for name, p in parameters]
 
 
-def optimizer_of(config: OptimizerConfig, owned: Sequence[OptimizedParameter]) -> Optimizer:
+def optimizer_of(config: OptimizerSettings, owned: Sequence[OptimizedParameter]) -> Optimizer:
     """The optimizer of whole parameters, which have their gradients."""
     return make_optimizer(
         config,
@@ -36,6 +36,6 @@ def optimizer_of(config: OptimizerConfig, owned: Sequence[OptimizedParameter]) -
     )
 
 
-def rates_of(config: OptimizerConfig, lr: float) -> Rates:
+def rates_of(config: OptimizerSettings, lr: float) -> Rates:
     """A learning rate for all weights, with the constant weight decay."""
     return Rates(lr, lr, config.weight_decay)

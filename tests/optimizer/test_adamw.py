@@ -9,12 +9,12 @@ from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter
+from megatron.optimizer.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
-CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
+CONFIG = OptimizerSettings(lr=0.1, weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
 RATES = [0.1, 0.05, 0.2]
 SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weight": (9, 4)}
 

@@ -17,11 +17,11 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer import apex_adamw
 from megatron.optimizer.apex_adamw import USED, load_fused_adam
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import Implementation, OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.settings import Implementation, OptimizerSettings
 
 CPU: Final = torch.device("cpu")
-CONFIG: Final = OptimizerConfig(lr=0.1, weight_decay=0.3, adam_beta2=0.95, implementation="apex")
+CONFIG: Final = OptimizerSettings(lr=0.1, weight_decay=0.3, adam_beta2=0.95, implementation="apex")
 RATES: Final = [Rates(0.1, 0.02, 0.3), Rates(0.05, 0.05, 0.1), Rates(0.2, 0.1, 0.2)]
 SHAPES: Final = {"embedding.word_embeddings.weight": (9, 4), "fc.weight": (5, 7), "fc.bias": (5,)}
 DECAYING: Final = ("embedding.word_embeddings.weight", "fc.weight")
@@ -37,7 +37,7 @@ class Trained:
     """A few parameters with an optimizer."""
 
     def __init__(
-        self, config: OptimizerConfig = CONFIG, dtype: torch.dtype = torch.bfloat16
+        self, config: OptimizerSettings = CONFIG, dtype: torch.dtype = torch.bfloat16
     ) -> None:
         self.parameters = entries(
             (name, nn.Parameter(start(name, dtype).clone())) for name in SHAPES

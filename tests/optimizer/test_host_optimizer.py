@@ -15,16 +15,16 @@ from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer import host_optimizer
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import HostStates, OptimizerConfig
 from megatron.optimizer.host_link import HostLink, parts_on_host
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer, make_with_host
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
+from megatron.optimizer.settings import HostStates, OptimizerSettings
 from megatron.parallel.lanes import InlineLane, Lane, Pending, ThreadLane
 
 CPU: Final = torch.device("cpu")
-CONFIG: Final = OptimizerConfig(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
+CONFIG: Final = OptimizerSettings(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
 RATES: Final = Rates(0.1, 0.02, 0.3)
 SHAPES: Final = {
     "embedding.word_embeddings.weight": (9, 4),
@@ -67,7 +67,7 @@ class Trained:
         self,
         states: HostStates | None = None,
         lane: Callable[[], Lane] = InlineLane,
-        config: OptimizerConfig = CONFIG,
+        config: OptimizerSettings = CONFIG,
         dtype: torch.dtype = torch.bfloat16,
         gradients: torch.dtype = torch.float32,
     ) -> None:

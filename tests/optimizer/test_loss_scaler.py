@@ -5,25 +5,39 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.optimizer.config import LossScaleConfig
 from megatron.optimizer.loss_scaler import LossScale, LossScaler
+from megatron.optimizer.settings import LossScaleSettings
 
-SLOW = LossScaleConfig(initial=16, hysteresis=2, window=3)
+SLOW = LossScaleSettings(initial_loss_scale=16, hysteresis=2, loss_scale_window=3)
 
 BY_HAND = [
     # overflows (x) and steps (.), and the scale after each
     (SLOW, "xxx.x...", [16, 8, 4, 4, 2, 2, 2, 4]),
     (SLOW, "x...x.x.", [16, 16, 16, 32, 32, 32, 16, 16]),
-    (LossScaleConfig(initial=16, hysteresis=1, window=2), "x...x..", [8, 8, 16, 16, 8, 8, 16]),
-    (LossScaleConfig(initial=16, hysteresis=3, window=9), "x.x.x.x", [16, 16, 16, 16, 8, 8, 4]),
-    (LossScaleConfig(initial=5, minimum=2, hysteresis=1, window=1), "xxx.", [2.5, 2, 2, 4]),
-    (LossScaleConfig(constant=7, window=1, hysteresis=1), "x.x.", [7, 7, 7, 7]),
+    (
+        LossScaleSettings(initial_loss_scale=16, hysteresis=1, loss_scale_window=2),
+        "x...x..",
+        [8, 8, 16, 16, 8, 8, 16],
+    ),
+    (
+        LossScaleSettings(initial_loss_scale=16, hysteresis=3, loss_scale_window=9),
+        "x.x.x.x",
+        [16, 16, 16, 16, 8, 8, 4],
+    ),
+    (
+        LossScaleSettings(
+            initial_loss_scale=5, min_loss_scale=2, hysteresis=1, loss_scale_window=1
+        ),
+        "xxx.",
+        [2.5, 2, 2, 4],
+    ),
+    (LossScaleSettings(loss_scale=7, loss_scale_window=1, hysteresis=1), "x.x.", [7, 7, 7, 7]),
 ]
 
 
 @pytest.mark.parametrize(("config", "outcomes", "scales"), BY_HAND)
 def test_scale_follows_the_rule(
-    config: LossScaleConfig, outcomes: str, scales: list[float]
+    config: LossScaleSettings, outcomes: str, scales: list[float]
 ) -> None:
     scaler, found = LossScaler(config), []
     for outcome in outcomes:
@@ -34,7 +48,7 @@ def test_scale_follows_the_rule(
 
 
 def test_defaults_are_those_of_megatron() -> None:
-    scaler = LossScaler(LossScaleConfig())
+    scaler = LossScaler(LossScaleSettings())
     assert scaler.state.scale == 2**32
     for _ in range(999):
         scaler.update(True, samples=1)
@@ -47,7 +61,7 @@ def test_defaults_are_those_of_megatron() -> None:
 
 
 def test_a_look_ahead_changes_nothing() -> None:
-    scaler = LossScaler(LossScaleConfig(initial=4, window=1))
+    scaler = LossScaler(LossScaleSettings(initial_loss_scale=4, loss_scale_window=1))
     before = scaler.state
     assert scaler.after(True, samples=1).scale == 8
     assert scaler.state == before
@@ -55,7 +69,10 @@ def test_a_look_ahead_changes_nothing() -> None:
 
 @pytest.mark.parametrize("cut", range(7))
 def test_a_scaler_that_is_saved_goes_on_alike(cut: int) -> None:
-    config, outcomes = LossScaleConfig(initial=16, hysteresis=2, window=3), "xx..x.."
+    config, outcomes = (
+        LossScaleSettings(initial_loss_scale=16, hysteresis=2, loss_scale_window=3),
+        "xx..x..",
+    )
     whole, first, second = (LossScaler(config) for _ in range(3))
     for number, outcome in enumerate(outcomes):
         whole.update(outcome == ".", samples=2)
@@ -79,8 +96,10 @@ def test_without_fp16_only_samples_without_a_step_are_counted() -> None:
     assert again.state == scaler.state
 
 
-@pytest.mark.parametrize("config", [None, SLOW, LossScaleConfig(constant=7)])
-def test_an_iteration_that_is_passed_over_changes_no_scale(config: LossScaleConfig | None) -> None:
+@pytest.mark.parametrize("config", [None, SLOW, LossScaleSettings(loss_scale=7)])
+def test_an_iteration_that_is_passed_over_changes_no_scale(
+    config: LossScaleSettings | None,
+) -> None:
     scaler = LossScaler(config)
     before = scaler.state
     scaler.pass_over(5)
@@ -100,7 +119,10 @@ def test_samples_are_counted_on_whether_or_not_a_run_scales_losses() -> None:
 
 
 def test_scales_are_loaded_where_they_change_only() -> None:
-    changing, constant = LossScaler(LossScaleConfig()), LossScaler(LossScaleConfig(constant=8))
+    changing, constant = (
+        LossScaler(LossScaleSettings()),
+        LossScaler(LossScaleSettings(loss_scale=8)),
+    )
     changing.update(False, samples=5)
     constant.load(changing.saved())
     assert (constant.state.scale, constant.state.samples_without_step) == (8, 5)

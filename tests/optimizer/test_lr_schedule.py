@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates, learning_rate, rates
+from megatron.optimizer.settings import OptimizerSettings
 
 WARMUP, DECAY = 40, 240  # samples
 PEAK, FLOOR, START = 1.0, 0.2, 0.1
@@ -22,7 +22,7 @@ MEGATRON: list[dict[str, Any]] = json.loads(
 
 @pytest.mark.parametrize("case", MEGATRON, ids=range(len(MEGATRON)))
 def test_every_step_has_megatrons_rates(case: dict[str, Any]) -> None:
-    config = OptimizerConfig(**case["config"])
+    config = OptimizerSettings(**case["config"])
     for samples, lr, vocabulary_lr, decay in case["rates"]:
         ours = rates(config, samples)
         assert ours.lr == learning_rate(config, samples)
@@ -42,8 +42,10 @@ def test_megatrons_rates_are_of_every_style() -> None:
     assert {c["decoupled_min_lr"] is None for c in configs if c["decoupled_lr"]} == {True, False}
 
 
-def config(style: Literal["linear", "cosine", "constant"], warmup: int = WARMUP) -> OptimizerConfig:
-    return OptimizerConfig(
+def config(
+    style: Literal["linear", "cosine", "constant"], warmup: int = WARMUP
+) -> OptimizerSettings:
+    return OptimizerSettings(
         lr=PEAK,
         min_lr=FLOOR,
         lr_decay_style=style,
@@ -84,5 +86,5 @@ def test_without_warmup_the_first_iteration_uses_the_peak(
 
 
 def test_all_weights_have_one_rate_unless_it_is_decoupled() -> None:
-    plain = OptimizerConfig(lr=1.0, lr_decay_samples=10, weight_decay=0.3)
+    plain = OptimizerSettings(lr=1.0, lr_decay_samples=10, weight_decay=0.3)
     assert rates(plain, 5) == Rates(0.5, 0.5, 0.3)

@@ -13,9 +13,9 @@ from torch import nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import Coefficients, MuonConfig, OptimizerConfig, ScaleMode
 from megatron.optimizer.muon import update_length
 from megatron.optimizer.newton_schulz import STEPS, coefficients, orthogonalized
+from megatron.optimizer.settings import Coefficients, MuonSettings, OptimizerSettings, ScaleMode
 
 CPU = torch.device("cpu")
 LAYER = "decoder.layers.3."
@@ -124,8 +124,8 @@ def test_lengths_of_updates(mode: ScaleMode, lengths: tuple[float, float]) -> No
 )
 def test_steps_follow_the_formulas(dtype: torch.dtype, tolerance: float, nesterov: bool) -> None:
     """Fused matrices by their parts; AdamW for words and biases; clipping and decay for all."""
-    muon = MuonConfig(momentum=0.8, nesterov=nesterov, fp32_matmul_prec="highest")
-    config = OptimizerConfig(
+    muon = MuonSettings(muon_momentum=0.8, muon_nesterov=nesterov, muon_fp32_matmul_prec="highest")
+    config = OptimizerSettings(
         lr=0.1, weight_decay=0.3, optimizer="muon", muon=muon, clip_grad=1.0, adam_eps=1e-6
     )
     ours = {name: nn.Parameter(value.to(dtype)) for name, value in drawn(0).items()}
@@ -157,8 +157,10 @@ def test_queries_keys_and_values_may_be_one_matrix() -> None:
         parameter = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
         owned = entries([(name, parameter)])
         Bucket(owned, kernels_for(CPU, torch.float64))
-        muon = MuonConfig(split_qkv=split, fp32_matmul_prec="highest", momentum=0.0)
-        config = OptimizerConfig(lr=1.0, optimizer="muon", muon=muon, weight_decay=0.0)
+        muon = MuonSettings(
+            muon_split_qkv=split, muon_fp32_matmul_prec="highest", muon_momentum=0.0
+        )
+        config = OptimizerSettings(lr=1.0, optimizer="muon", muon=muon, weight_decay=0.0)
         main_grad_of(parameter).copy_(gradient)
         optimizer_of(config, owned).step(rates_of(config, 1.0), grad_norm=0.5)
         moved.append(-parameter.detach())

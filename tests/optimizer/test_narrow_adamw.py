@@ -12,11 +12,11 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.reference import optimizer as reference
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import MomentType, OptimizerConfig
 from megatron.optimizer.optimizer import Optimizer
+from megatron.optimizer.settings import MomentType, OptimizerSettings
 
 CPU = torch.device("cpu")
-CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
+CONFIG = OptimizerSettings(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
 RATES = rates_of(CONFIG, 0.1)
 SHAPES = {"embedding.word_embeddings.weight": (9, 4), "norm": (37,)}
 STEPS = 5
@@ -27,7 +27,7 @@ class Trained:
 
     def __init__(
         self,
-        config: OptimizerConfig,
+        config: OptimizerSettings,
         gradients: torch.dtype = torch.float32,
         make: Callable[..., Optimizer] = optimizer_of,
         steps: int = STEPS,

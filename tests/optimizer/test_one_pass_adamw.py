@@ -17,16 +17,16 @@ from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.settings import OptimizerSettings
 
 pytest.importorskip("triton")
 
 DEVICE: Final = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-CONFIG: Final = OptimizerConfig(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
+CONFIG: Final = OptimizerSettings(lr=0.1, weight_decay=0.3, clip_grad=1.0, adam_beta2=0.95)
 RATES: Final = Rates(0.1, 0.02, 0.3)
 SHAPES: Final = {"embedding.word_embeddings.weight": (9, 4), "fc.weight": (5, 7), "norm": (37,)}
 
@@ -36,7 +36,7 @@ class Trained:
 
     def __init__(
         self,
-        config: OptimizerConfig = CONFIG,
+        config: OptimizerSettings = CONFIG,
         *,
         one_pass: bool,
         dtype: torch.dtype = torch.bfloat16,
@@ -53,7 +53,7 @@ class Trained:
 
     @staticmethod
     def _optimizer(
-        config: OptimizerConfig,
+        config: OptimizerSettings,
         owned: Sequence[OptimizedParameter],
         dtype: torch.dtype,
         *,

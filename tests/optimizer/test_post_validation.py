@@ -16,14 +16,14 @@ from torch import nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.global_state import GlobalState, add_up
 from megatron.optimizer.post_validation import PostValidatedStep
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups, single_rank
 
 CPU = torch.device("cpu")
-CONFIG = OptimizerConfig(lr=0.1, weight_decay=0.3, clip_grad=1.0)
+CONFIG = OptimizerSettings(lr=0.1, weight_decay=0.3, clip_grad=1.0)
 RATES = rates_of(CONFIG, 0.1)
 SHAPES = {"table": (9, 4), "decoder.layers.0.mlp.linear_fc1.weight": (6, 4), "norm": (5,)}
 OPTIMIZERS: list[Literal["adam", "sgd", "muon"]] = ["adam", "sgd", "muon"]

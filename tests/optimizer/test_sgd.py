@@ -9,16 +9,16 @@ from torch import nn
 from megatron.kernels.choose import kernels_for
 from megatron.layers.main_grad import main_grad_of
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.lr_schedule import Rates
+from megatron.optimizer.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
 SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "embedding.word_embeddings.weight": (9, 4)}
 LIMIT = 1.0
 
 
-def config(momentum: float) -> OptimizerConfig:
-    return OptimizerConfig(
+def config(momentum: float) -> OptimizerSettings:
+    return OptimizerSettings(
         lr=0.1, weight_decay=0.3, optimizer="sgd", sgd_momentum=momentum, clip_grad=LIMIT
     )
 

@@ -12,7 +12,7 @@ from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import HostStates
+from megatron.optimizer.settings import HostStates
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
 from megatron.planning import host_room, must_fit

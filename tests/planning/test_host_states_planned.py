@@ -11,8 +11,8 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import HostStates
 from megatron.optimizer.host_link import BATCH, chosen_for_host, slot_elements
+from megatron.optimizer.settings import HostStates
 from megatron.parallel.groups import single_rank
 from megatron.planning import must_fit
 from megatron.planning.forecast_run import RunForecast, forecast_run

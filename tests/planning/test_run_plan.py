@@ -20,7 +20,7 @@ from megatron.data.config import DataConfig
 from megatron.layers.patterns import LayerPattern
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
 from megatron.planning.run_plan import make_run_plan
@@ -79,7 +79,7 @@ def config(
             eval_interval=None,
             eval_iters=0,
         ),
-        optimizer=OptimizerConfig(lr=1.0),
+        optimizer=OptimizerSettings(lr=1.0),
         data=DataConfig((), (1, 0, 0), 128, seed=0, eod_token=0),
         log=LogConfig(log_interval=1),
     )

@@ -30,12 +30,12 @@ from megatron.model.ownership import OwnedParameter
 from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.count.recorder import Recorder
 from megatron.simulator.costs.count import Launch
@@ -181,7 +181,7 @@ def _count_step(counter: Counter, kernels: Kernels) -> None:
     ]
     Bucket(entries, kernels)
     parts = list(map(ParameterPart.whole, entries))
-    config = OptimizerConfig(lr=1e-4, weight_decay=0.1)
+    config = OptimizerSettings(lr=1e-4, weight_decay=0.1)
     nobody = ConnectedAxis("tensor", 0, (0,))
     optimizer = make_optimizer(config, QKVRows(1, 1, 1), nobody, kernels, parts)
     with counter.part("norm"):

@@ -29,7 +29,7 @@ from schedules.cases import expected_passes
 
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
-from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.settings import LossScaleSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.communicator import links_of
 from megatron.schedules.slice_lengths import SliceStrategy
@@ -276,7 +276,10 @@ def test_fp16(post_validation: bool, gpus: GpuPool) -> None:
         Layout(2, "vocab-2"), torch.float16
     )
     optimizer = replace(
-        config.optimizer, loss_scale=LossScaleConfig(), post_validation=post_validation, clip_grad=0
+        config.optimizer,
+        loss_scale=LossScaleSettings(),
+        post_validation=post_validation,
+        clip_grad=0,
     )
     assert_sound(gpus.map(run, replace(config, optimizer=optimizer), ranks=2))
 

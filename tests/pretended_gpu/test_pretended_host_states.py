@@ -15,8 +15,8 @@ from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import HostStates
 from megatron.optimizer.host_optimizer import HostOptimizer
+from megatron.optimizer.settings import HostStates
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 pytestmark = needs_pretended_gpus

@@ -14,9 +14,9 @@ from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import LossScaleConfig
+from megatron.optimizer.settings import LossScaleSettings
 
-SCALE = LossScaleConfig(initial=2.0**21, hysteresis=1, window=2)
+SCALE = LossScaleSettings(initial_loss_scale=2.0**21, hysteresis=1, loss_scale_window=2)
 """Overflows before the checkpoint, and a growth due after it."""
 
 

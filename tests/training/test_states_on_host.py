@@ -14,7 +14,7 @@ from training.test_precision_checkpoints import SCALE, prepared
 
 from megatron.checkpoint.config import CheckpointConfig
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.config import HostStates
+from megatron.optimizer.settings import HostStates
 
 
 @dataclass(frozen=True)

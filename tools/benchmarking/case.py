@@ -15,7 +15,7 @@ from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
@@ -159,7 +159,9 @@ class BenchmarkCase:
         )
         log = LogConfig(log_interval=1)
         data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
-        return RunConfig(self.model_config(), parallel, train, OptimizerConfig(lr=1e-4), data, log)
+        return RunConfig(
+            self.model_config(), parallel, train, OptimizerSettings(lr=1e-4), data, log
+        )
 
     def _replica_config(self) -> ReplicaConfig:
         if self.replicas == 1:

@@ -15,12 +15,12 @@ from megatron.layers.eight_bit_config import BLOCKS
 from megatron.layers.gathered_weight import GatheredWeight
 from megatron.model.ownership import LAYERS, WORD_EMBEDDINGS, OwnedParameter
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.config import OptimizerConfig
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.count.apart import apart
 from megatron.planning.count.recorder import META, Recorder
@@ -72,13 +72,13 @@ def count_step_on_host(config: RunConfig) -> StepCount:
 
 @lru_cache(64)
 def _count(
-    config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
+    config: OptimizerSettings, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
 ) -> StepCount:
     return apart(lambda: _counted_apart(config, dtype, gradient_dtype, matrix))
 
 
 def _counted_apart(
-    config: OptimizerConfig, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
+    config: OptimizerSettings, dtype: torch.dtype, gradient_dtype: torch.dtype, matrix: bool
 ) -> StepCount:
     kernels, recorder = counted_kernels(dtype), Recorder()
     name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else WORD_EMBEDDINGS

@@ -14,7 +14,7 @@ from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.config import DataConfig
 from megatron.model.settings import ModelSettings
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.planning.count.run import count_ranks
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
@@ -37,7 +37,7 @@ def run_of(
     samples: int = 1,
     *,
     sizes: dict[str, Any] | None = None,
-    optimizer: OptimizerConfig | None = None,
+    optimizer: OptimizerSettings | None = None,
     **train: Any,
 ) -> RunConfig:
     """Return a run of one microbatch.
@@ -76,7 +76,7 @@ def run_of(
             **layout,
         ),
         train=TrainConfig(**(options | train)),
-        optimizer=optimizer or OptimizerConfig(lr=1.0),
+        optimizer=optimizer or OptimizerSettings(lr=1.0),
         data=DataConfig((), (1, 0, 0), model.seq_length, seed=0, eod_token=0),
         log=LogConfig(log_interval=1),
     )

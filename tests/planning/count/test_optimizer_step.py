@@ -6,7 +6,7 @@ import pytest
 import torch
 from planning.count.counting import run_of
 
-from megatron.optimizer.config import OptimizerConfig
+from megatron.optimizer.settings import OptimizerSettings
 from megatron.planning.count.optimizer import StepCount, count_step
 
 PARTIAL_SUMS = 0.02
@@ -14,7 +14,7 @@ PARTIAL_SUMS = 0.02
 
 
 def step(*, matrix: bool = True, gradient: torch.dtype = torch.float32, **how: Any) -> StepCount:
-    run = run_of(optimizer=OptimizerConfig(lr=1.0, **how), gradient_dtype=gradient)
+    run = run_of(optimizer=OptimizerSettings(lr=1.0, **how), gradient_dtype=gradient)
     return count_step(run, matrix=matrix)
 
 
