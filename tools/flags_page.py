@@ -17,6 +17,7 @@ with in_environment():
     from megatron.config.topics import DECLARED, GROUPS
     from megatron.flags.declare import Declaration
     from megatron.flags.groups import declarations
+    from megatron.flags.help import summary
 
 
 ROWS = sorted(ANSWERS.rows, key=lambda row: row[0] in DECLARED)
@@ -35,7 +36,7 @@ def _ours() -> Iterator[str]:
     exceptions = "[exceptions](running.md#the-command-line)"
     yield f"Names are Megatron-LM's, and so are most defaults ({exceptions})."
     for group in GROUPS:
-        yield from ("", f"## {str(group.__doc__).rstrip('.')}", "")
+        yield from ("", f"## {summary(group)}", "")
         yield "| flag | default | meaning |"
         yield "|---|---|---|"
         flags = list(declarations(group))

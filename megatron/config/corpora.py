@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from megatron.config.checkpoint import CheckpointFlags
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.data import (
     CorpusFlags,
     DataFlags,
@@ -307,7 +307,7 @@ def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
         for declared in declarations(group)
         if declared.name in _DATA_FILES and (value := getattr(flags[group], declared.name))
     ]
-    saved, deepspeed = flags[CheckpointFlags], flags[TrainFlags].deepspeed_config
+    saved, deepspeed = flags[CheckpointSettings], flags[TrainFlags].deepspeed_config
     if saved.load is not None and not saved.use_checkpoint_args:
         named.append(f"--load {saved.load}")
     if deepspeed is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megatron.config.checkpoint import CheckpointFlags
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, evaluation_batches, iterations
@@ -126,7 +126,7 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
         name: getattr(flags[TrainFlags], name) for name in ("eval_interval", "exit_interval")
     }
     checks = "check_weight_hash_across_dp_replicas_interval"
-    if flags[CheckpointFlags].save is None:  # the end of a run is checked before its save
+    if flags[CheckpointSettings].save is None:  # the end of a run is checked before its save
         intervals[checks] = flags[GuardFlags].check_weight_hash_across_dp_replicas_interval
     for name, interval in intervals.items():
         if interval is not None and interval > total > 0:
@@ -153,7 +153,7 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
 @notes
 def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
     guard = flags[GuardFlags]
-    if flags[CheckpointFlags].save is not None:
+    if flags[CheckpointSettings].save is not None:
         return
     if guard.exit_signal_handler:
         yield "--exit-signal-handler ends the run, and saves nothing without --save"
@@ -173,7 +173,7 @@ def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
 def _restart_from_nothing(flags: Flags) -> Iterator[str]:
     """Note that a restarted job goes on only if it loads what the job before has saved."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    save, load = flags[CheckpointFlags].save, flags[CheckpointFlags].load
+    save, load = flags[CheckpointSettings].save, flags[CheckpointSettings].load
     if restarts == "0" or flags[LogFlags].dry_run:
         return
     if save is None or load is None or save.absolute() != load.absolute():
@@ -181,7 +181,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
             f"--max-restarts {restarts} of torchrun starts the job anew after a fault: to go on "
             "from the last checkpoint, give --save and --load the same folder, and --save-interval"
         )
-    elif flags[CheckpointFlags].save_interval is None:
+    elif flags[CheckpointSettings].save_interval is None:
         yield (
             f"--max-restarts {restarts} of torchrun starts the job anew after a fault: without "
             "--save-interval there is no checkpoint to go on from"

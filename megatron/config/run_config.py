@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from megatron.checkpoint.config import CheckpointConfig
-from megatron.config.checkpoint import CheckpointFlags, checkpoint_config
+from megatron.checkpoint.settings import CheckpointSettings
+from megatron.config.checkpoint import checkpoints_of
 from megatron.config.choices import closed_notes, ways
 from megatron.config.corpora import (
     flags_of_corpora,
@@ -103,7 +103,7 @@ class RunConfig:
     optimizer: OptimizerSettings
     data: DataConfig
     log: LogConfig
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
@@ -146,7 +146,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         parallel=alternatives[0].parallel,
         train=alternatives[0].train,
         alternatives=alternatives if len(alternatives) > 1 else (),
-        checkpoint=checkpoint_config(flags[CheckpointFlags], train.skip_train, upcycling_of(flags)),
+        checkpoint=checkpoints_of(flags, upcycling_of(flags)),
         guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
         data=copied(
@@ -169,7 +169,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         ),
         log=log_config(
             flags[LogFlags],
-            record_config(flags[RecordFlags], flags[CheckpointFlags].save, train.skip_train),
+            record_config(flags[RecordFlags], flags[CheckpointSettings].save, train.skip_train),
         ),
         notes=notes,
         dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,

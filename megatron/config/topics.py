@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from megatron.config.checkpoint import CheckpointFlags
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.cluster import ClusterFlags
 from megatron.config.data import CorpusFlags, DataFlags
 from megatron.config.eight_bits import EightBitFlags
@@ -55,7 +55,7 @@ GROUPS: Final = (
     FillFlags,
     ReplicaFlags,
     ClusterFlags,
-    CheckpointFlags,
+    CheckpointSettings,
     GuardFlags,
     LogFlags,
     RecordFlags,

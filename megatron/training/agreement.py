@@ -101,7 +101,7 @@ def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
 
     ``local_rank`` is the number of this rank's GPU.
     """
-    own_weights = config.checkpoint.load is None or not config.checkpoint.must_load
+    own_weights = config.checkpoint.load is None or not config.checkpoint.exit_on_missing_checkpoint
     draws = own_weights and not config.train.use_cpu_initialization
     if config.parallel.device != "cuda" or not draws:
         return {}

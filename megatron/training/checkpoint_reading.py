@@ -76,7 +76,7 @@ class CheckpointReader:
         Returns:
             The checkpoint's folder and the progress of its run; ``None`` if there is none.
         """
-        hosts, step = self._hosts, self._config.load_step
+        hosts, step = self._hosts, self._config.ckpt_step
         if hosts.rank == 0 and is_same_folder(root, self._config.save):
             for line in folder.clean_up(root):
                 self._say(line)

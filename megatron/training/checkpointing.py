@@ -78,7 +78,7 @@ class Checkpoints:
         goes_on = is_same_folder(config.load, config.save) and progress.iteration > 0
         if config.save is not None and not goes_on:
             self._of_others = set(folder.complete(config.save))
-        if config.save is not None and config.asynchronous:
+        if config.save is not None and config.async_save:
             self._copy(self._own_share())  # allocates the memory for the first save
         return progress
 
@@ -96,7 +96,7 @@ class Checkpoints:
         started = time.perf_counter()
         loaded = self._reader.read_last_good(root)
         if loaded is None:
-            if self._config.must_load:
+            if self._config.exit_on_missing_checkpoint:
                 raise UserError(f"--load {root} has no checkpoint (--exit-on-missing-checkpoint)")
             self._say(
                 f"--load {root} has no checkpoint: training starts from random weights (with "
@@ -115,7 +115,7 @@ class Checkpoints:
         self.report(wait=True)
         tensors = self._own_share()
         common = self._common(progress)
-        if not self._config.asynchronous:
+        if not self._config.async_save:
             self._say(self._write(root, progress.iteration, tensors, common))
             self._tell_unless_failed("Saved checkpoint", progress)
             return

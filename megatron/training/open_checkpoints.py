@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch.distributed as dist
 
 from megatron.checkpoint import lock
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
 from megatron.training.metrics.records import SaveEvent
@@ -30,7 +30,7 @@ SAVE_TIMEOUT: Final = timedelta(hours=3)
 """How long a rank waits for another rank that writes or reads its part of a checkpoint."""
 
 
-def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
+def writer_hosts(groups: Groups, config: CheckpointSettings) -> ConnectedAxis:
     """Return the ranks of the job on CPUs; every rank calls it with the same configuration.
 
     Saving and loading have a process group of their own, for two reasons. During an asynchronous
@@ -45,7 +45,9 @@ def writer_hosts(groups: Groups, config: CheckpointConfig) -> ConnectedAxis:
 
 
 @contextmanager
-def sole_writer(config: CheckpointConfig, hosts: ConnectedAxis) -> Iterator[lock.FolderLock | None]:
+def sole_writer(
+    config: CheckpointSettings, hosts: ConnectedAxis
+) -> Iterator[lock.FolderLock | None]:
     """Keep other jobs from saving to the same folder while the block runs; every rank calls it.
 
     Yields:
@@ -89,7 +91,7 @@ class NoCheckpoints:
         """Say nothing."""
 
 
-def import_checkpoints(config: CheckpointConfig) -> None:
+def import_checkpoints(config: CheckpointSettings) -> None:
     """Import the code for checkpoints, if the run needs it, before the ranks meet."""
     if _uses_any(config):
         import megatron.training.checkpointing  # noqa: F401 - see the module's first lines
@@ -111,5 +113,5 @@ def open_checkpoints(
     return Checkpoints(config, state, hosts, say, tell, own_lock)
 
 
-def _uses_any(config: CheckpointConfig) -> bool:
+def _uses_any(config: CheckpointSettings) -> bool:
     return config.save is not None or config.load is not None

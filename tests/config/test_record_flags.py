@@ -127,7 +127,7 @@ def test_what_is_evaluated(flags: str, interval: int | None, at_end: tuple[str, 
 
 def test_without_training_weights_are_loaded_and_nothing_is_saved() -> None:
     checkpoint = run("--skip-train --load x --save y").checkpoint
-    assert checkpoint.must_load
+    assert checkpoint.exit_on_missing_checkpoint
     assert not checkpoint.load_optimizer
     assert checkpoint.save is None
 

@@ -32,7 +32,7 @@ from reference.plain_training import AdamWOptions
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from megatron.checkpoint.choose import choose, read_model
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.commands.convert_checkpoint import main as convert
 from megatron.config.run_config import RunConfig
 from tools.conversions_table import CONFIGS, VOCABULARY, random_model
@@ -115,7 +115,7 @@ def config_of(layout: Layout, where: Path) -> RunConfig:
     if model.balance.losses:
         model = model.replaced(moe_aux_loss_coeff=(BALANCE,))
     model = model.replaced(seq_length=JOB.sequence, moe_router_bias_update_rate=0.0)
-    loaded = CheckpointConfig(load=where, finetune=True)
+    loaded = CheckpointSettings(load=where, finetune=True)
     return replace(JOB.config(layout), model=model, checkpoint=loaded)
 
 

@@ -15,7 +15,7 @@ from correctness.short_runs import Layout
 from numpy.typing import NDArray
 from reference.plain_gpt import GPTOptions
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
@@ -229,7 +229,7 @@ def test_gpus_that_draw_must_be_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpu_digests(dataclasses.replace(config, train=on_cpu), 3) == {}
     assert gpu_digests(CONFIG, 3) == {}, "CPUs draw alike"
     for must_load in (False, True):
-        checkpoint = CheckpointConfig(load=Path("saved"), must_load=must_load)
+        checkpoint = CheckpointSettings(load=Path("saved"), exit_on_missing_checkpoint=must_load)
         loading = dataclasses.replace(config, checkpoint=checkpoint)
         assert (gpu_digests(loading, 3) == {}) == must_load
 

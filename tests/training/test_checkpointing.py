@@ -26,7 +26,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
@@ -119,7 +119,7 @@ def run(
         train=replace(config.train, exit_interval=exit_interval, eval_interval=2),
         optimizer=replace(config.optimizer, post_validation=post_validation, optimizer=optimizer),
         log=replace(config.log, peak_tflops=1.0),
-        checkpoint=CheckpointConfig(**checkpoint),
+        checkpoint=CheckpointSettings(**checkpoint),
     )
     return ranks.run(run_on_rank, layout.world_size, config=config)
 
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 ) -> None:
     how: dict[str, Any] = {"post_validation": post_validation}
     unbroken = run(ranks, layout, **how)
-    first = run(ranks, layout, exit_interval=3, save=tmp_path, asynchronous=asynchronous, **how)
+    first = run(ranks, layout, exit_interval=3, save=tmp_path, async_save=asynchronous, **how)
     assert folder.candidates(tmp_path) == [3]
     assert "saved" in first[0].said
     second = run(ranks, layout, load=tmp_path, **how)
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     (tmp_path / "iter_0000002.deleted").write_text("in the way")
-    how: dict[str, Any] = {"save_interval": 1, "save_retain_interval": 4, "asynchronous": True}
+    how: dict[str, Any] = {"save_interval": 1, "save_retain_interval": 4, "async_save": True}
     [ended] = run(ranks, Layout(1, "none"), save=tmp_path, **how)
     assert "iter_0000002.deleted" in ended.said
     assert folder.complete(tmp_path) == [2, 4, 6]
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
 def test_a_failed_save_ends_the_run_only_if_it_is_the_last(
     asynchronous: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = {"save": tmp_path, "save_interval": 4, "asynchronous": asynchronous}
+    how: dict[str, Any] = {"save": tmp_path, "save_interval": 4, "async_save": asynchronous}
     in_the_way = folder.partial_of(tmp_path, 4)
     in_the_way.write_text("no folder")
     [ended] = run(ranks, Layout(1, "none"), **how)
@@ -253,7 +253,7 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(ranks: RankPool, tmp_pat
     run(ranks, layout, save=tmp_path, save_interval=2)
     for iteration, name in ((6, "__1_0.distcp"), (4, "common.json")):
         (folder.folder_of(tmp_path, iteration) / name).write_bytes(b"what?")
-    explicit = run(ranks, layout, load=tmp_path, load_step=6)
+    explicit = run(ranks, layout, load=tmp_path, ckpt_step=6)
     assert all("--ckpt-step 6" in said and "__1_0.distcp has 5 bytes" in said for said in explicit)
     found = run(ranks, layout, load=tmp_path)
     assert "__1_0.distcp has 5 bytes" in found[0].said
@@ -273,7 +273,7 @@ def test_what_is_missing_is_told(ranks: RankPool, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     [ended] = run(ranks, layout, load=tmp_path / "none")
     assert "starts from random weights" in ended.said
-    [said] = run(ranks, layout, load=tmp_path / "none", must_load=True)
+    [said] = run(ranks, layout, load=tmp_path / "none", exit_on_missing_checkpoint=True)
     assert "--exit-on-missing-checkpoint" in said
     [said] = run(ranks, layout, load=tmp_path / "typo")
     assert "typo does not exist" in said
@@ -282,7 +282,7 @@ def test_what_is_missing_is_told(ranks: RankPool, tmp_path: Path) -> None:
     assert "--no-save-optim; add --no-load-optim or --finetune" in said
     [said] = run(ranks, layout, load=tmp_path / "iter_0000006")
     assert f"is one checkpoint: give the folder of all, {tmp_path}" in said
-    [said] = run(ranks, layout, load=tmp_path, load_step=5)
+    [said] = run(ranks, layout, load=tmp_path, ckpt_step=5)
     assert "--ckpt-step 5" in said
     assert "[6]" in said
     [done] = run(ranks, layout, load=tmp_path, load_optimizer=False)
@@ -299,7 +299,7 @@ def test_a_changed_learning_rate_is_told(ranks: RankPool, tmp_path: Path) -> Non
         config,
         optimizer=replace(config.optimizer, min_lr=1e-9),
         log=replace(config.log, peak_tflops=1.0),
-        checkpoint=CheckpointConfig(load=tmp_path),
+        checkpoint=CheckpointSettings(load=tmp_path),
     )
     [ended] = ranks.run(run_on_rank, 1, config=config)
     told = [line for line in ended.said.splitlines() if line.startswith("--load:")]
@@ -314,7 +314,7 @@ def test_another_model_of_the_same_shapes_is_refused(ranks: RankPool, tmp_path: 
     config = replace(
         config,
         model=config.model.replaced(norm_epsilon=1e-3, activation="swiglu", attention_dropout=0.2),
-        checkpoint=CheckpointConfig(load=tmp_path),
+        checkpoint=CheckpointSettings(load=tmp_path),
     )
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "--norm-epsilon 1e-05 there, --norm-epsilon 0.001 here; no --swiglu there, --sw" in said
@@ -327,7 +327,7 @@ def test_data_in_another_order_are_told(ranks: RankPool, tmp_path: Path) -> None
     config = replace(
         config,
         log=replace(config.log, peak_tflops=1.0),
-        checkpoint=CheckpointConfig(load=tmp_path),
+        checkpoint=CheckpointSettings(load=tmp_path),
     )
     longer = replace(config, train=replace(config.train, train_iters=9, exit_interval=4))
 
@@ -349,7 +349,7 @@ def test_batches_of_another_size_are_refused(ranks: RankPool, tmp_path: Path) ->
     run(ranks, Layout(1, "none"), save=tmp_path, exit_interval=1)
     config = JOB.config(Layout(1, "none"), torch.bfloat16)
     larger = replace(config.train, global_batch_size=2 * JOB.microbatches)
-    config = replace(config, train=larger, checkpoint=CheckpointConfig(load=tmp_path))
+    config = replace(config, train=larger, checkpoint=CheckpointSettings(load=tmp_path))
     [said] = ranks.run(run_on_rank, 1, config=config)
     assert "--global-batch-size 8: the 1 iterations in --load have used 4 samples" in said
     assert "use 4, give its length in samples (--train-samples), or --finetune" in said
@@ -433,7 +433,7 @@ def test_a_save_may_take_longer_than_a_collective(
     asynchronous: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
     config = JOB.config(Layout(2, "vocab-2"))
-    how = CheckpointConfig(save=tmp_path, save_retain_interval=9, asynchronous=asynchronous)
+    how = CheckpointSettings(save=tmp_path, save_retain_interval=9, async_save=asynchronous)
     config = replace(config, checkpoint=how)
     ranks.run(save_slowly, 2, config=config, timeout=3.0, lasts=4.0)
     assert folder.complete(tmp_path) == [2]
@@ -468,7 +468,7 @@ def test_replicas_share_what_is_copied_and_written(ranks: RankPool, tmp_path: Pa
     sizes = []
     for replicas in (1, 2):
         config = JOB.config(Layout(2, "none", replicas=replicas))
-        how = CheckpointConfig(save=tmp_path / str(replicas), asynchronous=True)
+        how = CheckpointSettings(save=tmp_path / str(replicas), async_save=True)
         config = replace(config, checkpoint=how)
         sizes.append(ranks.run(share_on_rank, 2 * replicas, config=config))
     one, two = sizes
@@ -531,7 +531,7 @@ def test_a_bad_last_iteration_lets_an_asynchronous_save_end(
         config,
         optimizer=replace(config.optimizer, post_validation=post_validation),
         log=replace(config.log, peak_tflops=1.0),
-        checkpoint=CheckpointConfig(save=tmp_path, save_interval=before, asynchronous=True),
+        checkpoint=CheckpointSettings(save=tmp_path, save_interval=before, async_save=True),
     )
     assert ranks.run(end_badly, 2, config=config, by_data=by_data) == [[before]] * 2
 

@@ -15,7 +15,7 @@ from correctness.short_runs import Layout
 from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Batches
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.records import RecordConfig
 from megatron.config.run_config import RunConfig
 from megatron.data.config import EvaluationSet
@@ -71,7 +71,7 @@ def run(
         ),
         optimizer=replace(config.optimizer, post_validation=post_validation),
         log=replace(config.log, peak_tflops=1.0, records=records, log_interval=log_interval),
-        checkpoint=CheckpointConfig(**checkpoint),
+        checkpoint=CheckpointSettings(**checkpoint),
     )
     said: str = ranks.run(run_on_rank, layout.ranks, config=config)[0]
     return said

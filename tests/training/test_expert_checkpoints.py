@@ -16,7 +16,7 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 
 from megatron.checkpoint import folder
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.layers.patterns import LayerPattern
 from megatron.parallel.groups import make_groups
@@ -37,7 +37,7 @@ LAYOUTS = (FOUR, TWO, PARTS, TENSOR, ALONE)
 
 def config_of(layout: Layout, root: Path, *, seed: int, loads: bool) -> RunConfig:
     config = JOB.config(layout)
-    where = CheckpointConfig(load=root) if loads else CheckpointConfig(save=root)
+    where = CheckpointSettings(load=root) if loads else CheckpointSettings(save=root)
     return replace(config, checkpoint=where, train=replace(config.train, seed=seed))
 
 

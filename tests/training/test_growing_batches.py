@@ -28,7 +28,7 @@ from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 from reference.plain_training import train as train_plainly
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
@@ -173,9 +173,9 @@ def test_a_run_resumed_while_batches_grow_is_the_unbroken_one(
     half = replace(
         config,
         train=replace(config.train, exit_interval=4),
-        checkpoint=CheckpointConfig(save=tmp_path),
+        checkpoint=CheckpointSettings(save=tmp_path),
     )
-    rest = replace(config, checkpoint=CheckpointConfig(load=tmp_path))
+    rest = replace(config, checkpoint=CheckpointSettings(load=tmp_path))
     unbroken, first, second = (
         ranks.run(run_on_rank, 2, config=part) for part in (config, half, rest)
     )
@@ -193,8 +193,8 @@ def test_a_run_in_samples_may_go_on_with_other_batches(ranks: RankPool, tmp_path
     """Three batches of 2, then batches of 4, and more evaluations than batches of 4 alone have."""
     layout = Layout(2, "vocab-2")
     first = configured(layout, size=2, exit_interval=3)
-    first = replace(first, checkpoint=CheckpointConfig(save=tmp_path))
-    then = replace(configured(layout, size=4), checkpoint=CheckpointConfig(load=tmp_path))
+    first = replace(first, checkpoint=CheckpointSettings(save=tmp_path))
+    then = replace(configured(layout, size=4), checkpoint=CheckpointSettings(load=tmp_path))
     begun: list[Ended] = ranks.run(run_on_rank, 2, config=first)
     ended: list[Ended] = ranks.run(run_on_rank, 2, config=then)
     sizes = [2] * 3 + [4] * 8

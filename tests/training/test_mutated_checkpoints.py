@@ -15,7 +15,7 @@ from harness.rank_pool import RankPool
 from training.checkpoint_mutations import mutate, trap_of
 from training.test_checkpointing import JOB, run
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.rendezvous import UserError
@@ -54,7 +54,7 @@ def digest(state: TrainState) -> str:
 
 
 def load_on_rank(
-    rank: int, world_size: int, *, config: RunConfig, loads: Sequence[CheckpointConfig]
+    rank: int, world_size: int, *, config: RunConfig, loads: Sequence[CheckpointSettings]
 ) -> list[Loaded | str]:
     """Load one after another into the same state, and return how each ended."""
     groups = make_pipeline_groups()
@@ -83,7 +83,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, ranks: RankPool) -> Path:
     return root
 
 
-def load(ranks: RankPool, loads: Sequence[CheckpointConfig]) -> list[tuple[Loaded | str, ...]]:
+def load(ranks: RankPool, loads: Sequence[CheckpointSettings]) -> list[tuple[Loaded | str, ...]]:
     """Return how each load ended, by rank."""
     config = JOB.config(LAYOUT, torch.bfloat16)
     by_rank = ranks.run(load_on_rank, LAYOUT.ranks, config=config, loads=loads)
@@ -96,14 +96,17 @@ def load(ranks: RankPool, loads: Sequence[CheckpointConfig]) -> list[tuple[Loade
 def test_mutated_checkpoints_load_right_or_end_in_one_clear_error(
     seeds: range, good: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
-    right = load(ranks, [CheckpointConfig(load=good, load_step=n) for n in ITERATIONS])
+    right = load(ranks, [CheckpointSettings(load=good, ckpt_step=n) for n in ITERATIONS])
     assert [both[0].iteration for both in right if isinstance(both[0], Loaded)] == [*ITERATIONS]
     roots = {seed: tmp_path / str(seed) for seed in seeds}
     names = {}
     for seed, root in roots.items():
         shutil.copytree(good, root)
         names[seed] = mutate(root, seed)
-    ends = load(ranks, [CheckpointConfig(load=root, must_load=True) for root in roots.values()])
+    ends = load(
+        ranks,
+        [CheckpointSettings(load=root, exit_on_missing_checkpoint=True) for root in roots.values()],
+    )
     wrong = {}
     for (seed, root), end in zip(roots.items(), ends, strict=True):
         said = str(end[0])

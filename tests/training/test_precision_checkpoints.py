@@ -12,7 +12,7 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_rank
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import LossScaleSettings
 
@@ -37,7 +37,7 @@ def ended(
     config = replace(
         config,
         train=replace(config.train, exit_interval=exit_interval),
-        checkpoint=CheckpointConfig(**checkpoint),
+        checkpoint=CheckpointSettings(**checkpoint),
     )
     found = ranks.run(run_on_rank, config.parallel.grid.world_size, config=config)
     assert all(isinstance(own, Ended) for own in found), found

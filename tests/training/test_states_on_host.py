@@ -12,7 +12,7 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import Ended, assert_same, losses, run_on_rank
 from training.test_precision_checkpoints import SCALE, prepared
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import HostStates
 
@@ -62,7 +62,7 @@ def ran(
     config = replace(
         config,
         train=replace(config.train, exit_interval=exit_interval, host_states=states),
-        checkpoint=CheckpointConfig(**checkpoint),
+        checkpoint=CheckpointSettings(**checkpoint),
     )
     ended = ranks.run(run_on_rank, config.parallel.grid.world_size, config=config)
     assert all(isinstance(own, Ended) for own in ended), ended

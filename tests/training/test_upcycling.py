@@ -12,7 +12,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from training.test_checkpointing import JOB, run_on_rank
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 
 LLAMA = GPTOptions(
     num_layers=4,
@@ -35,7 +35,7 @@ def run(
     config = replace(
         config,
         train=replace(config.train, exit_interval=exit_at),
-        checkpoint=CheckpointConfig(**checkpoint),
+        checkpoint=CheckpointSettings(**checkpoint),
         log=replace(config.log, peak_tflops=1.0),
     )
     return ranks.run(run_on_rank, layout.world_size, config=config)

@@ -26,9 +26,9 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.choose import choose, read_model
-from megatron.checkpoint.config import CheckpointConfig
 from megatron.checkpoint.foreign.layouts import tensor_shapes
 from megatron.checkpoint.foreign.weights import write_weights
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.commands.convert_checkpoint import main
 from tools.conversions_table import (
     VOCABULARY,
@@ -144,7 +144,7 @@ def test_depths_have_the_losses_that_transformers_gives_them(
     config = replace(
         JOB.config(layout),
         model=model,
-        checkpoint=CheckpointConfig(load=exported / "ours", finetune=True),
+        checkpoint=CheckpointSettings(load=exported / "ours", finetune=True),
     )
     runs = ranks.run(train_on_rank, layout.world_size, config=config, batches=[batch])
     assert runs[0].depth_losses[0] == pytest.approx(wanted.tolist(), rel=1e-5)

@@ -262,7 +262,7 @@ def test_nothing_is_saved_after_replicas_have_parted(
     config = replace(
         config,
         guard=replace(config.guard, check_weight_hash_across_dp_replicas_interval=interval),
-        checkpoint=replace(config.checkpoint, save=tmp_path, asynchronous=asynchronous),
+        checkpoint=replace(config.checkpoint, save=tmp_path, async_save=asynchronous),
         log=replace(config.log, peak_tflops=1.0),
         train=replace(config.train, eval_interval=None),
     )

@@ -16,7 +16,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from training.test_checkpointing import Batches
 
-from megatron.checkpoint.config import CheckpointConfig
+from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
 from megatron.training.loop import train
 from megatron.training.open_data import Data
@@ -99,10 +99,10 @@ def test_a_run_goes_on_with_the_rate_that_skipped_iterations_have_left(
     first = replace(
         config,
         train=replace(config.train, exit_interval=3),
-        checkpoint=CheckpointConfig(save=tmp_path),
+        checkpoint=CheckpointSettings(save=tmp_path),
     )
     assert printed_rates(first, ranks) == pytest.approx(expected[:3])
-    load = CheckpointConfig(load=tmp_path, load_optimizer=loads_moments)
+    load = CheckpointSettings(load=tmp_path, load_optimizer=loads_moments)
     assert printed_rates(replace(config, checkpoint=load), ranks) == pytest.approx(expected[3:])
     anew = replace(config, checkpoint=replace(load, finetune=True))
     assert printed_rates(anew, ranks) == pytest.approx(expected)
