@@ -1,23 +1,28 @@
 """Runs a count apart from the code that asks for it, and without PyTorch's compiler.
 
-The rules by which operations on ``meta`` find their shapes are marked as functions that the
-compiler leaves alone. When such a function is first called, PyTorch imports ``torch._dynamo`` to
-mark it. That takes 2 CPU seconds and 800 modules (PyTorch 2.13), as long as all other imports of a
-process. A count compiles nothing, so it leaves the function without a mark.
+PyTorch's rules for the shapes of results on ``meta`` are Python functions that the compiler leaves
+alone. At the first call of such a function PyTorch imports ``torch._dynamo``, which makes the
+function's *mark*: a second function that the compiler does not look into. The import takes 2 CPU
+seconds and 800 modules (PyTorch 2.13), as long as all other imports of a process. A count compiles
+nothing, so that each function may be its own mark while the count runs.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType
+from itertools import chain
+from types import CellType, FunctionType
 from typing import Final, TypeVar
 
 import torch
+from torch._decomp import global_decomposition_table as _rules_of_shapes
 
 T = TypeVar("T")
 
 _COMPILER: Final = "torch._dynamo"
+_MARK: Final = "__dynamo_disable"
+"""The attribute of a function in which PyTorch keeps the mark (``torch/_compile.py``)."""
 
 
 def apart(count: Callable[[], T]) -> T:
@@ -36,24 +41,57 @@ def apart(count: Callable[[], T]) -> T:
 def _without_effect(count: Callable[[], T]) -> T:
     state = torch.get_rng_state()
     try:
-        with _no_compiler():
+        with _own_marks():
             return count()
     finally:
         torch.set_rng_state(state)
 
 
 @contextmanager
-def _no_compiler() -> Iterator[None]:
-    """Stand in for the compiler in this context, unless the compiler is imported already."""
-    if _COMPILER in sys.modules:
-        yield
-        return
-    stand_in = ModuleType(_COMPILER)
-    vars(stand_in)["disable"] = lambda function, *_, **__: function
-    sys.modules[_COMPILER] = stand_in
-    vars(torch)["_dynamo"] = stand_in
+def _own_marks() -> Iterator[None]:
+    """Let functions without a mark be their own marks in this context.
+
+    If another thread uses such a function meanwhile, the function does the same. If PyTorch keeps
+    marks in another way, the count imports the compiler, and its result is the same.
+    """
+    marked: list[FunctionType] = []
+    if _COMPILER not in sys.modules:
+        marked = [own for own in _left_alone() if not hasattr(own, _MARK)]
+    for own in marked:
+        setattr(own, _MARK, own)
     try:
         yield
     finally:
-        del sys.modules[_COMPILER]
-        del vars(torch)["_dynamo"]
+        for own in marked:
+            if getattr(own, _MARK, None) is own:
+                delattr(own, _MARK)
+
+
+def _left_alone() -> list[FunctionType]:
+    """Return the functions among the rules for shapes that get a mark at their first call.
+
+    PyTorch's decorator for such a function, and decorators around it, keep the function in their
+    closures.
+    """
+    decorated = torch._disable_dynamo(_left_alone).__code__
+    todo: list[object] = list(chain.from_iterable(map(dict.values, _rules_of_shapes.values())))
+    seen: set[FunctionType] = set()
+    found: list[FunctionType] = []
+    while todo:
+        function = todo.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        kept = list(_contents(function.__closure__ or ()))
+        todo += kept
+        if function.__code__ is decorated:
+            found += (own for own in kept if isinstance(own, FunctionType))
+    return found
+
+
+def _contents(cells: Iterable[CellType]) -> Iterator[object]:
+    for cell in cells:
+        try:
+            yield cell.cell_contents
+        except ValueError:  # the cell is empty
+            continue

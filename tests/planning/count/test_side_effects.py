@@ -78,6 +78,44 @@ def test_pytorch_stays_as_it_was_and_its_compiler_can_be_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
+WHILE_A_COUNT_RUNS = """
+import gc, sys
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
+import torch
+from planning.count.counting import MODEL, plan_of, run_of
+from megatron.planning.count import run as counting_run
+from megatron.planning.count.apart import apart
+from megatron.planning.count.subject import Subject
+
+def compiler():
+    import torch._dynamo
+    return torch._dynamo.config.__name__, torch._dynamo.disable(abs)(-3)
+
+def count():
+    run = run_of(MODEL)
+    counting_run._of_rank(Subject.of(run, 1), plan_of(run), [8], 0)
+    assert "torch._dynamo" not in sys.modules
+    assert "_dynamo" not in vars(torch)
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(compiler).result()
+
+def marks():
+    functions = [own for own in gc.get_objects() if isinstance(own, FunctionType)]
+    return [own for own in functions if "__dynamo_disable" in vars(own)]
+
+before = marks()
+apart(lambda: torch.empty(3, device="meta") + 1)
+assert marks() == before
+assert apart(count) == ("torch._dynamo.config", 3)
+"""
+
+
+def test_another_thread_gets_the_true_compiler_while_a_count_runs() -> None:
+    done = run(WHILE_A_COUNT_RUNS)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_machine_without_triton_counts_the_same() -> None:
     pytest.importorskip("triton")
     with_triton, without = run(COUNT), run(WITHOUT_TRITON + COUNT)
