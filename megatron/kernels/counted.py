@@ -21,6 +21,7 @@ from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.cuda.grouped import grouped_weight_product
 from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
+from megatron.kernels.declared import Declaration, declare, of_groups
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
@@ -204,21 +205,27 @@ class _FusedRMSNorm(torch.autograd.Function):
         return x_grad, weight_grad_h, None
 
 
-def _stands_for(schema: str) -> Callable[[Shapes], Shapes]:
+def _stands_for(schema: str, work: Declaration | None = None) -> Callable[[Shapes], Shapes]:
     """Return a decorator that registers a function as the operator of ``schema``, on ``meta`` only.
 
     PyTorch has an operator of the same name. On ``meta`` that one is several operations, or takes
-    bf16 only.
+    bf16 only. ``work`` declares the work of its launch, as in ``cuda/library.py``.
     """
 
     def define(shapes: Shapes) -> Shapes:
-        _LIBRARY.impl(_LIBRARY.define(schema), shapes, "Meta")
+        name = _LIBRARY.define(schema)
+        _LIBRARY.impl(name, shapes, "Meta")
+        if work is not None:
+            declare(f"{_LIBRARY.ns}::{name}", work)
         return shapes
 
     return define
 
 
-@_stands_for("_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
+@_stands_for(
+    "_grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor",
+    lambda mat2, offs, **given: of_groups(given["self"], mat2, len(offs)),
+)
 def _grouped_shapes(left: Tensor, right: Tensor, ends_g: Tensor) -> Tensor:
     return left.new_empty(len(left), right.shape[2])
 

@@ -18,6 +18,7 @@ from megatron.kernels.cuda.grouped import SHARED
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
+from megatron.kernels.declared import LaunchWork, of_groups, of_rows, of_turned_groups
 from megatron.kernels.eight_bits import (
     BLOCK,
     E5M2,
@@ -111,7 +112,8 @@ def quantise_squares(
 
 @operator(
     "grouped_block_product(Tensor(a!) out_sn, Tensor left_sk, Tensor left_worth_cs, "
-    "Tensor right_gnk, Tensor right_worth_gbc, Tensor? bias_n, Tensor? ends_g) -> ()"
+    "Tensor right_gnk, Tensor right_worth_gbc, Tensor? bias_n, Tensor? ends_g) -> ()",
+    lambda left_sk, right_gnk, **_: of_groups(left_sk, right_gnk.mT, len(right_gnk)),
 )
 def grouped_block_product(
     out_sn: Tensor,
@@ -152,7 +154,8 @@ def grouped_block_product(
 
 @operator(
     "block_product(Tensor(a!) out_sn, Tensor left_sk, Tensor left_worth_cs, Tensor right_nk, "
-    "Tensor right_worth_bc, Tensor? bias_n) -> ()"
+    "Tensor right_worth_bc, Tensor? bias_n) -> ()",
+    lambda left_sk, right_nk, **_: of_rows(left_sk, right_nk),
 )
 def block_product(
     out_sn: Tensor,
@@ -205,13 +208,20 @@ _FACTORS: Final = (
 )
 
 
-@operator(f"grouped_block_weight_product(Tensor(a!) out_goi, {_FACTORS}")
+def _work_of_weights(out_goi: Tensor, x_ip: Tensor, **_: Any) -> LaunchWork:
+    return of_turned_groups(out_goi, x_ip, block_places(0, len(out_goi)))
+
+
+@operator(f"grouped_block_weight_product(Tensor(a!) out_goi, {_FACTORS}", _work_of_weights)
 def grouped_block_weight_product(out_goi: Tensor, *factors: Any) -> None:
     """See ``programs.block_products``."""
     _multiply_weights(out_goi, *factors, adds=False)
 
 
-@operator(f"add_grouped_block_weight_product_(Tensor(a!) total_goi, {_FACTORS}")
+@operator(
+    f"add_grouped_block_weight_product_(Tensor(a!) total_goi, {_FACTORS}",
+    lambda total_goi, **given: _work_of_weights(total_goi, **given),
+)
 def add_grouped_block_weight_product_(total_goi: Tensor, *factors: Any) -> None:
     """See ``programs.block_products``."""
     _multiply_weights(total_goi, *factors, adds=True)

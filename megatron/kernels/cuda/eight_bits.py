@@ -13,6 +13,7 @@ from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.row_operators import as_rows
 from megatron.kernels.cuda.sizes import quotient
+from megatron.kernels.declared import of_rows
 from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number
 
 programs = Programs("eight_bits")
@@ -58,7 +59,8 @@ def quantise(
 
 @operator(
     "eight_bit_product(Tensor(a!) out, Tensor left_ik, Tensor left_worth, Tensor right_jk, "
-    "Tensor right_worth, Tensor? bias_j, bool quick) -> ()"
+    "Tensor right_worth, Tensor? bias_j, bool quick) -> ()",
+    lambda left_ik, right_jk, **_: of_rows(left_ik, right_jk),
 )
 def eight_bit_product(
     out: Tensor,

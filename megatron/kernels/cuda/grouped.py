@@ -19,6 +19,7 @@ from megatron.kernels import grouped
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
+from megatron.kernels.declared import of_groups
 
 programs = Programs("grouped")
 
@@ -46,7 +47,10 @@ def has_kernel(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] in _WITH_KERNEL
 
 
-@operator("grouped_product(Tensor(a!) out_so, Tensor x_si, Tensor weight_gio, Tensor ends_g) -> ()")
+@operator(
+    "grouped_product(Tensor(a!) out_so, Tensor x_si, Tensor weight_gio, Tensor ends_g) -> ()",
+    lambda x_si, weight_gio, ends_g, **_: of_groups(x_si, weight_gio, len(ends_g)),
+)
 def grouped_product(out_so: Tensor, x_si: Tensor, weight_gio: Tensor, ends_g: Tensor) -> None:
     """See ``programs.grouped``; the matrices are dense, or transposed views of dense ones."""
     (s, i), (g, _, o) = x_si.shape, weight_gio.shape
@@ -73,7 +77,8 @@ def grouped_product(out_so: Tensor, x_si: Tensor, weight_gio: Tensor, ends_g: Te
 
 
 @operator(
-    "grouped_weight_product(Tensor(a!) out_goi, Tensor grad_so, Tensor x_si, Tensor ends_g) -> ()"
+    "grouped_weight_product(Tensor(a!) out_goi, Tensor grad_so, Tensor x_si, Tensor ends_g) -> ()",
+    lambda grad_so, x_si, ends_g, **_: of_groups(grad_so, x_si, len(ends_g)),
 )
 def grouped_weight_product(out_goi: Tensor, grad_so: Tensor, x_si: Tensor, ends_g: Tensor) -> None:
     """See ``programs.grouped``."""
@@ -82,7 +87,8 @@ def grouped_weight_product(out_goi: Tensor, grad_so: Tensor, x_si: Tensor, ends_
 
 @operator(
     "add_grouped_weight_product_(Tensor(a!) total_goi, Tensor grad_so, Tensor x_si, Tensor ends_g) "
-    "-> ()"
+    "-> ()",
+    lambda grad_so, x_si, ends_g, **_: of_groups(grad_so, x_si, len(ends_g)),
 )
 def add_grouped_weight_product_(
     total_goi: Tensor, grad_so: Tensor, x_si: Tensor, ends_g: Tensor

@@ -8,7 +8,7 @@ does not wait for the sizes of the groups.
 Shapes: as in ``programs/grouped_eight_bits.py``.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from megatron.kernels.cuda.grouped import SHARED
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH as COMMON
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
+from megatron.kernels.declared import LaunchWork, of_groups, of_turned_groups
 from megatron.kernels.eight_bits import E5M2, MULTIPLE, EightBits, largest_number, places
 
 programs = Programs("grouped_eight_bits")
@@ -69,7 +70,8 @@ def quantise_groups(
 
 @operator(
     "grouped_eight_bit_product(Tensor(a!) out_sn, Tensor left_sk, Tensor left_worth_g, "
-    "Tensor right_gnk, Tensor right_worth_g, Tensor ends_g, bool quick) -> ()"
+    "Tensor right_gnk, Tensor right_worth_g, Tensor ends_g, bool quick) -> ()",
+    lambda left_sk, right_gnk, **_: of_groups(left_sk, right_gnk.mT, len(right_gnk)),
 )
 def grouped_eight_bit_product(
     out_sn: Tensor,
@@ -109,13 +111,20 @@ _FACTORS: Final = (
 )
 
 
-@operator(f"grouped_eight_bit_weight_product(Tensor(a!) out_goi, {_FACTORS}")
+def _work_of_weights(out_goi: Tensor, x_ip: Tensor, **_: Any) -> LaunchWork:
+    return of_turned_groups(out_goi, x_ip, places(0, len(out_goi)))
+
+
+@operator(f"grouped_eight_bit_weight_product(Tensor(a!) out_goi, {_FACTORS}", _work_of_weights)
 def grouped_eight_bit_weight_product(out_goi: Tensor, *factors: Tensor) -> None:
     """See ``programs.grouped_eight_bits``."""
     _multiply_weights(out_goi, *factors, adds=False)
 
 
-@operator(f"add_grouped_eight_bit_weight_product_(Tensor(a!) total_goi, {_FACTORS}")
+@operator(
+    f"add_grouped_eight_bit_weight_product_(Tensor(a!) total_goi, {_FACTORS}",
+    lambda total_goi, **given: _work_of_weights(total_goi, **given),
+)
 def add_grouped_eight_bit_weight_product_(total_goi: Tensor, *factors: Tensor) -> None:
     """See ``programs.grouped_eight_bits``."""
     _multiply_weights(total_goi, *factors, adds=True)

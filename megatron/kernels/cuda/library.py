@@ -15,14 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.kernels.declared import Declaration, declare
+
 _LIBRARY = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 
-def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes a function the operator of ``schema``."""
+def operator(
+    schema: str, work: Declaration | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes a function the operator of ``schema``.
+
+    Args:
+        schema: of the operator, with its name.
+        work: declares the work of the operator's launch; ``None``: the operator reads and writes
+            the tensors of its schema whole, and multiplies no matrices.
+    """
 
     def define(function: Callable[..., None]) -> Callable[..., None]:
         name = _LIBRARY.define(schema)
+        if work is not None:
+            declare(f"{_LIBRARY.ns}::{name}", work)
         for key in ("CUDA", "CPU"):
             _LIBRARY.impl(name, function, key)
         _LIBRARY.impl(name, _writes_nothing, "Meta")

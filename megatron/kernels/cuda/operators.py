@@ -15,6 +15,7 @@ from torch import Tensor
 from megatron.kernels.cuda.library import Programs
 from megatron.kernels.cuda.library import operator as _operator
 from megatron.kernels.cuda.sizes import next_power_of_2, quotient
+from megatron.kernels.declared import touches_rows
 
 gradient_programs = Programs("gradients")
 
@@ -88,7 +89,8 @@ def merge(statistics_p4n: Tensor, merged_4n: Tensor) -> None:
     "merge_input_gradient(Tensor statistics_p4n, Tensor(a!) merged_4n, Tensor(b!) gradient_nh, "
     "Tensor raw_nh, Tensor weight_vh, Tensor? spread_nh, Tensor weight_n, Tensor shift_n, "
     "Tensor targets_n, Tensor target_logits_n, int first_row, float pull, float spread, "
-    "float z_loss, float cap) -> ()"
+    "float z_loss, float cap) -> ()",
+    touches_rows("weight_vh", "targets_n"),
 )
 def merge_input_gradient(
     statistics_p4n: Tensor,
@@ -197,7 +199,8 @@ def scale_rows(
 
 @_operator(
     "subtract_targets_(Tensor(a!) gradient_vh, Tensor x_nh, Tensor weight_n, Tensor targets_n, "
-    "Tensor target_logits_n, int first_row, float pull, float cap) -> ()"
+    "Tensor target_logits_n, int first_row, float pull, float cap) -> ()",
+    touches_rows("gradient_vh", "targets_n"),
 )
 def subtract_targets_(
     gradient_vh: Tensor,

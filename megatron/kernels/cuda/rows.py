@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH
 from megatron.kernels.cuda.sizes import quotient
+from megatron.kernels.declared import touches_rows
 
 programs = Programs("rows")
 
@@ -22,7 +23,8 @@ RUN: Final = 8
 
 @operator(
     "add_rows_(Tensor(a!) total_vh, Tensor sorted_n, Tensor order_n, Tensor x_nh, int first_row) "
-    "-> ()"
+    "-> ()",
+    touches_rows("total_vh", "sorted_n"),
 )
 def add_rows_(
     total_vh: Tensor, sorted_n: Tensor, order_n: Tensor, x_nh: Tensor, first_row: int

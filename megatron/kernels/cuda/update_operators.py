@@ -14,6 +14,7 @@ from torch import Tensor
 from megatron.kernels.cuda.library import Programs, operator
 from megatron.kernels.cuda.operators import LAUNCH
 from megatron.kernels.cuda.sizes import quotient
+from megatron.kernels.declared import overwrites
 
 update = Programs("update")
 
@@ -96,7 +97,8 @@ def _on_device(made: Tensor, device: torch.device) -> Tensor:
     "adamw_(Tensor[] gradients, Tensor(a!)[] quotients, Tensor(b!)[] masters, "
     "Tensor(c!)[] moments, Tensor(d!)[] squares, Tensor(e!)[] weights, int[] kinds, "
     "float[] divisors, float lr, float vocabulary_lr, float decay, float beta1, float beta2, "
-    "float epsilon, int number) -> ()"
+    "float epsilon, int number) -> ()",
+    overwrites("quotients", "weights"),
 )
 def adamw_(
     gradients: Sequence[Tensor],
