@@ -17,6 +17,7 @@ from megatron.planning.count.optimizer import (
 )
 from megatron.planning.count.run import count_ranks
 from megatron.planning.host_share import HostShare, HostShares, host_shares
+from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.runtime.communicator import ends_with_copies, links_of
@@ -117,6 +118,7 @@ def run_memory(
                 made[rank].estimated,
                 bytes_on_host(config, shares[rank].most, keeps),
                 workspaces,
+                RoomSizes,
             )
         )
     return memories

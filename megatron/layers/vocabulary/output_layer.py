@@ -1,7 +1,7 @@
 """The output layer of one rank: its shard of the matrix, and the passes S and T over microbatches.
 
-The kernels do the mathematics. This file holds the buffers of the exponentials, which are reused
-from microbatch to microbatch.
+The kernels do the mathematics. The layer holds the rooms of the exponentials, which are reused from
+microbatch to microbatch (``rooms.py``).
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions, Merged, ShardState, merged_from, rescale_sum
 from megatron.layers.main_grad import take_main_grad
+from megatron.layers.vocabulary.rooms import FreeRooms
 from megatron.layers.vocabulary.shard import VocabularyShard
 
 
@@ -40,7 +41,7 @@ class OutputLayer(nn.Module):
         self.options = options
         self._kernels = kernels
         self._recompute = recompute
-        self._free: list[Sequence[Tensor]] = []
+        self._free = FreeRooms[Sequence[Tensor]]()
 
     @property
     def real_weight(self) -> Tensor:
@@ -142,12 +143,12 @@ class OutputLayer(nn.Module):
             begins=begins,
         )
         if not self._recompute:
-            self._free.append(state.exp_tiles)
+            self._free.give(state.exp_tiles)
         return gradient_nh
 
     def drop_free_buffers(self) -> None:
         """Give the buffers back that wait for further exponentials."""
-        self._free.clear()
+        self._free.drop()
 
     @property
     def _keeps_logits(self) -> bool:
@@ -178,8 +179,5 @@ class OutputLayer(nn.Module):
 
     def _take_room(self, x_nh: Tensor) -> Sequence[Tensor]:
         """Return free buffers for one microbatch's exponentials, or new ones."""
-        while self._free:
-            room = self._free.pop()
-            if not room or room[0].shape[1] == len(x_nh):
-                return room
-        return self._kernels.kept_room(x_nh, self.shard.real_rows)
+        room = self._free.take(lambda own: not own or own[0].shape[1] == len(x_nh))
+        return self._kernels.kept_room(x_nh, self.shard.real_rows) if room is None else room

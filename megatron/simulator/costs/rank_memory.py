@@ -10,14 +10,55 @@ that slices need in addition are then missing: a buffer of gradients of keys and
 part of the buffer of keys and values that later slices of the microbatch will fill.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from megatron.schedules.lower import Instruction, Program, Run, Start, Wait
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import OfSlice, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
+
+
+class Rooms(Protocol):
+    """Memory for exponentials or logits that units share, as the output layer gives it to them."""
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all rooms, whether they are in use or not."""
+        ...
+
+    def take(self, size: float) -> None:
+        """Take a room of ``size`` bytes for a unit."""
+        ...
+
+    def give(self, size: float) -> None:
+        """Give the room of a unit back."""
+        ...
+
+
+class EqualRooms:
+    """The rooms of units that are all equal, as those of the closed form of a dense GPT are.
+
+    Attributes:
+        bytes: of all rooms, whether they are in use or not.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0.0
+        self._free = 0
+
+    def take(self, size: float) -> None:
+        """Take a room for a unit."""
+        if self._free:
+            self._free -= 1
+        else:
+            self.bytes += size
+
+    def give(self, size: float) -> None:
+        """Give the room of a unit back."""
+        self._free += 1
 
 
 @dataclass(frozen=True)
@@ -34,6 +75,7 @@ class RankMemory:
             them.
         on_host: bytes in the memory of the host: the optimizer's states, and slots for copies.
         workspaces: bytes that PyTorch lends the library of products, from the first product on.
+        rooms: returns the output layer's rooms before an iteration.
     """
 
     count: RankCount
@@ -43,6 +85,7 @@ class RankMemory:
     outside: float = 0.0
     on_host: float = 0.0
     workspaces: float = 0.0
+    rooms: Callable[[], Rooms] = EqualRooms
 
     @property
     def always(self) -> float:
@@ -144,35 +187,24 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
     """Return the bytes that a rank holds at all times, with buffers that are reused."""
-    buffers = _buffers(plan, memory.count, rank) if memory.count.reused else 0.0
-    return memory.always + memory.workspaces + buffers
+    rooms = _most_rooms(plan, memory, rank) if memory.count.reused else 0.0
+    return memory.always + memory.workspaces + rooms
 
 
-def _buffers(plan: Plan, count: RankCount, rank: int) -> float:
-    """Return the most bytes of a rank's buffers for exponentials or logits.
-
-    A unit takes the buffer that was freed last. If that one has another length, it is given back,
-    and the next one is looked at (``OutputLayer``).
-    """
+def _most_rooms(plan: Plan, memory: RankMemory, rank: int) -> float:
+    """Return the most bytes of a rank's rooms for exponentials or logits."""
+    count, rooms, most = memory.count, memory.rooms(), 0.0
     takes, frees = ("S", "T") if plan.treatment.is_sharded else ("F", _last_kind(plan))
-    free = list[float]()
-    total = most = 0.0
     for item in plan.rows[rank]:
         if not plan.treatment.is_sharded and (rank, item.chunk) != plan.stages[-1]:
             continue
         own, n = count.of_slice(item.slice, plan.slices)
         size = own.reused / n
         if item.kind == takes:
-            while free:
-                last = free.pop()
-                if last == size:
-                    break
-                total -= last
-            else:
-                total += size
-            most = max(most, total)
+            rooms.take(size)
+            most = max(most, rooms.bytes)
         elif item.kind == frees:
-            free.append(size)
+            rooms.give(size)
     return most
 
 
