@@ -10,7 +10,7 @@ from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
 from megatron.planning.count.run import count_ranks
-from megatron.planning.host_room import HostUse, fullest_host
+from megatron.planning.host_room import HostUse, activations_on_host, fullest_host
 from megatron.planning.host_share import host_shares
 from megatron.planning.host_step import host_steps
 from megatron.planning.message_memory import kept_messages
@@ -28,7 +28,6 @@ from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.gpus import Gpu
-from megatron.simulator.costs.host_memory import activations_on_host
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.replicas import Replicas
 from megatron.simulator.crowding import crowded
@@ -169,7 +168,7 @@ def forecast_run(
         clocks,
         outcome,
         memories,
-        [activations_on_host(program, own, rank) for rank, own in enumerate(memories)],
+        [activations_on_host(program, own.count, rank) for rank, own in enumerate(memories)],
         costs,
         exchanges,
         buckets,

@@ -8,11 +8,16 @@ checkpoints, so a run that is refused could not have gone on.
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from megatron.parallel.placement import Placement
+from megatron.runtime.host_rooms import Rooms, take_all
 from megatron.schedules.counted import counted
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import Comm
+from megatron.simulator.costs.count import RankCount
 from megatron.simulator.units import MEMORY
 
 CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
@@ -20,6 +25,18 @@ CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 """The control groups of this process, a line each: ``number:controllers:path``."""
+
+
+def activations_on_host(program: Program, count: RankCount, rank: int) -> int:
+    """Return the bytes of the host's buffers for the activations that ``rank`` copies there."""
+    plan, rooms = program.plan, Rooms()
+
+    def size_of(comm: Comm) -> int:
+        own, n = count.of_slice(comm.slice, plan.slices)
+        return ceil(own.moved.get(plan.stages[comm.stage][1], 0) / n)
+
+    take_all(program, rank, size_of, rooms)
+    return rooms.bytes
 
 
 class HostUse(NamedTuple):

@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 
 from megatron.config.run_config import RunConfig
-from megatron.planning.host_room import fullest_host, machine_memory
+from megatron.planning.host_room import activations_on_host, fullest_host, machine_memory
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import held_by_ranks
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB
-from megatron.simulator.costs.host_memory import activations_on_host
 from megatron.simulator.units import MEMORY
 
 
@@ -76,7 +75,7 @@ def check_host(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None
     moved = [0] * len(memories)
     if plan.offloaded and not config.train.skip_train:
         program = lower(plan, run_plan.costs)
-        moved = [activations_on_host(program, own, rank) for rank, own in enumerate(memories)]
+        moved = [activations_on_host(program, own.count, rank) for rank, own in enumerate(memories)]
     states = [own.on_host for own in memories]
     use = fullest_host(config.parallel.placement, states, moved, pipeline_rank)
     told = config.parallel.host_memory

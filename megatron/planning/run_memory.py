@@ -21,10 +21,10 @@ from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.runtime.communicator import ends_with_copies, links_of
+from megatron.runtime.host_rooms import pinned
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
 from megatron.simulator.costs.gpus import Gpu
-from megatron.simulator.costs.host_memory import pinned
 from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.units import MEMORY
 

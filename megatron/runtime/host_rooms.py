@@ -4,11 +4,14 @@ PyTorch's allocator of pinned memory takes a power of two of bytes for every ten
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from math import ceil
+from typing import Protocol, TypeVar
 
-from megatron.schedules.lower import Program, Start
-from megatron.schedules.needs import HOST_KINDS, Comm
-from megatron.simulator.costs.rank_memory import RankMemory
+from megatron.schedules.lower import Program
+from megatron.schedules.needs import Comm
+
+Buffer = TypeVar("Buffer")
 
 
 def pinned(size: float) -> int:
@@ -45,16 +48,32 @@ class Rooms:
         insort(self._free, room)
 
 
-def activations_on_host(program: Program, memory: RankMemory, rank: int) -> int:
-    """Return the bytes of the host's buffers for the activations that ``rank`` copies there."""
-    plan, rooms, taken = program.plan, Rooms(), dict[Comm, int]()
-    for step in program.rows[rank]:
-        if not isinstance(step, Start) or step.comm.kind not in HOST_KINDS:
-            continue
-        out = step.comm._replace(kind="O")
-        if step.comm.kind == "L":
-            rooms.give(taken.pop(out))
-            continue
-        count, n = memory.count.of_slice(out.slice, plan.slices)
-        taken[out] = rooms.take(ceil(count.moved.get(plan.stages[out.stage][1], 0) / n))
-    return rooms.bytes
+class TakesBuffers(Protocol[Buffer]):
+    """Buffers that are reused: ``HostBuffers``, or only their sizes (``Rooms``)."""
+
+    def take(self, size: int) -> Buffer:
+        """Return a buffer of at least ``size`` bytes."""
+        ...
+
+    def give(self, buffer: Buffer) -> None:
+        """Let a buffer be used again."""
+        ...
+
+
+def take_all(
+    program: Program, rank: int, size_of: Callable[[Comm], int], buffers: TakesBuffers[Buffer]
+) -> None:
+    """Take and give back all buffers of an iteration, in the order in which the rank does it.
+
+    Args:
+        program: of a training iteration.
+        rank: pipeline rank.
+        size_of: returns the bytes that an O copies.
+        buffers: of the host.
+    """
+    taken: dict[Comm, Buffer] = {}
+    for comm in program.copies(rank):
+        if comm.kind == "O":
+            taken[comm] = buffers.take(size_of(comm))
+        else:
+            buffers.give(taken.pop(comm._replace(kind="O")))

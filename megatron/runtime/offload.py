@@ -29,11 +29,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.layers.slices import SeenKeys
 from megatron.parallel.lanes import Lane, Pending
 from megatron.runtime.batch import DeviceMicrobatch
+from megatron.runtime.host_rooms import Rooms, take_all
 from megatron.runtime.observer import Observer
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
-from megatron.simulator.costs.host_memory import Rooms
 
 _ALIGNED: Final = 16
 """Alignment in bytes of a storage within a buffer of the host."""
@@ -220,9 +220,9 @@ class HostCopies:
         device: torch.device,
     ) -> None:
         self.rooms: dict[tuple[int, int], int] = {}
+        self._program, self._rank = program, rank
         self._plan = program.plan
-        self._begun = program.copies(rank)
-        self._chosen = {self._key(comm) for comm in self._begun}
+        self._chosen = {self._key(comm) for comm in program.copies(rank)}
         self._always = storages_of(shared)
         self._shared = self._always
         self._lane = lane
@@ -248,13 +248,11 @@ class HostCopies:
         Args:
             rooms: bytes for every (slice, chunk).
         """
-        taken: dict[tuple[int, int], Tensor] = {}
-        for comm in self._begun:
-            key = self._key(comm)
-            if comm.kind == "O":
-                taken[key] = self._buffers.take(rooms[comm.slice, key[1]])
-            else:
-                self._buffers.give(taken.pop(key))
+
+        def size_of(comm: Comm) -> int:
+            return rooms[comm.slice, self._plan.stages[comm.stage][1]]
+
+        take_all(self._program, self._rank, size_of, self._buffers)
 
     def release(self) -> None:
         """Give the buffers back to the system; no activations are on the host."""

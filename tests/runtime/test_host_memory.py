@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.parallel.lanes import InlineLane
+from megatron.planning.host_room import activations_on_host
+from megatron.runtime.host_rooms import Rooms, pinned
 from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, Start, lower
@@ -17,8 +19,6 @@ from megatron.schedules.needs import HOST_KINDS
 from megatron.schedules.passes import PassKind
 from megatron.schedules.request import Request
 from megatron.simulator.costs.count import PassCount, RankCount, Work
-from megatron.simulator.costs.host_memory import Rooms, activations_on_host, pinned
-from megatron.simulator.costs.rank_memory import RankMemory
 
 CPU = torch.device("cpu")
 COSTS = Costs({"F": 1.0, "B": 1.0, "W": 1.0}, {"O": 0.25, "L": 0.25})
@@ -46,19 +46,19 @@ def test_a_run_takes_the_bytes_that_are_counted(slices: int) -> None:
     for rank in range(2):
         buffers = HostBuffers(CPU)
         HostCopies(program, rank, (), InlineLane(), buffers, CPU).reserve(rooms)
-        assert activations_on_host(program, RankMemory(count, 0.0), rank) == buffers.bytes > 0
+        assert activations_on_host(program, count, rank) == buffers.bytes > 0
 
 
 def test_equal_activations_take_as_many_buffers_as_are_away_at_a_time() -> None:
     program = program_of(1)
-    memory = RankMemory(moving({0: 4096, 1: 4096}), 0.0)
+    count = moving({0: 4096, 1: 4096})
     for rank, row in enumerate(program.rows):
         changes = [
             1 if step.comm.kind == "O" else -1
             for step in row
             if isinstance(step, Start) and step.comm.kind in HOST_KINDS
         ]
-        assert activations_on_host(program, memory, rank) == 4096 * max(accumulate(changes))
+        assert activations_on_host(program, count, rank) == 4096 * max(accumulate(changes))
 
 
 @given(st.lists(st.integers(1, 5000)))
