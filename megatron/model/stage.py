@@ -22,6 +22,7 @@ from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.output_s import LossOptions
 from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.model.borders import Borders
 from megatron.model.build_layer import build_layer
 from megatron.model.eight_bits import EightBitLayer, EightBitLayers, linear_layers
 from megatron.model.init import initialise
@@ -54,6 +55,7 @@ class RankModel(nn.Module):
             must not be split over context-parallel ranks.
         vocab_recompute: the output layer keeps no logits or exponentials from S to T; T computes
             them again.
+        borders: sees where the layers of a chunk begin and end; ``None``: nobody looks.
 
     Attributes:
         tensor: the ranks that share the layers.
@@ -75,12 +77,13 @@ class RankModel(nn.Module):
         site: Site,
         *,
         vocab_recompute: bool = False,
+        borders: Borders | None = None,
     ) -> None:
         super().__init__()
         self.config, self.placement, self._site = config, placement, site
         self.tensor, self.context = site.tensor, site.context
         self.kernels, self.stream_dtype = site.kernels, site.stream_dtype
-        self.recomputation = site.recomputation
+        self.recomputation, self._borders = site.recomputation, borders or Borders()
         self.ropes = _ropes(config, placement, site)
         self.chunks = nn.ModuleList(
             nn.ModuleList(build_layer(config, index, site) for index in layers)
@@ -203,12 +206,15 @@ class RankModel(nn.Module):
             x_bsh = self._embedding(x_bsh, forward_pass.positions_bs)
             x_bsh = dropout(x_bsh, config.block.hidden_dropout, seeds, "embedding", self._site)
         ropes, of_layers = self._ropes_at(chunk, forward_pass.positions_bs), forward_pass.of_layers
-        x_bsh = self.recomputation.run(
-            list(self._numbered_layers(chunk)),
-            lambda own, x: own[1](x, of_layers.in_layer(own[0], ropes[own[0]])),
-            x_bsh,
-            forward_pass.left_out,
-        )
+
+        def run(own: tuple[int, nn.Module], x_bsh: Tensor) -> Tensor:
+            y_bsh: Tensor = own[1](x_bsh, of_layers.in_layer(own[0], ropes[own[0]]))
+            return y_bsh
+
+        x_bsh = self._borders.begin(x_bsh, run)
+        layers = list(self._numbered_layers(chunk))
+        x_bsh = self.recomputation.run(layers, run, x_bsh, forward_pass.left_out)
+        x_bsh = self._borders.end(x_bsh)
         if chunk == self.placement.last_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)

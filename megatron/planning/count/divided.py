@@ -4,15 +4,14 @@ The counts of layers that were counted apart are inserted there. All other work 
 an embedding, a norm or the gathering of a gradient, is recorded before or after the layers.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from megatron.kernels.autograd import apply
-from megatron.layers.recompute import Again, Layer, Recomputation
+from megatron.model.borders import Borders
 from megatron.planning.count.recorder import Recorder
 
 LAYERS: Final = 1
@@ -20,30 +19,30 @@ LAYERS: Final = 1
 
 
 @dataclass(frozen=True)
-class DividedAtLayers(Recomputation):
-    """Runs the layers of a chunk as usual, and divides F and B where the layers begin and end.
+class CountedBorders(Borders):
+    """Divides F and B where the layers of a chunk begin and end.
 
     Attributes:
         recorder: records the passes.
         between: whether other layers follow. The backward of these layers makes a new gradient.
     """
 
-    recorder: Recorder = field(kw_only=True)
-    between: bool = field(kw_only=True)
+    recorder: Recorder
+    between: bool
 
-    def run(
-        self,
-        layers: Sequence[Layer],
-        forward: Callable[[Layer, torch.Tensor], torch.Tensor],
-        x: torch.Tensor,
-        left_out: list[Again] | None = None,
-    ) -> torch.Tensor:
-        """Run the layers of a chunk between two borders; arguments as for ``Recomputation.run``."""
-        # ``forward`` has the rotations of the pass, which all layers of the stage use. So they stay
-        # until the first layer is through, even if other layers are counted apart.
-        x = apply(_Border, x, self.recorder, False, forward)
-        y = super().run(layers, forward, x, left_out)
-        return apply(_Border, y, self.recorder, self.between, None)
+    def begin(self, x_bsh: torch.Tensor, used: object) -> torch.Tensor:
+        """See ``Borders``.
+
+        ``used`` has the rotations of the pass, which all layers of the stage use. So they stay
+        until the first layer is through, even if other layers are counted apart.
+        """
+        same_bsh: torch.Tensor = apply(_Border, x_bsh, self.recorder, False, used)
+        return same_bsh
+
+    def end(self, x_bsh: torch.Tensor) -> torch.Tensor:
+        """See ``Borders``."""
+        same_bsh: torch.Tensor = apply(_Border, x_bsh, self.recorder, self.between, None)
+        return same_bsh
 
 
 class _Border(torch.autograd.Function):

@@ -29,7 +29,7 @@ from megatron.planning.count.assumed_routes import (
     AssumedExchange,
     AssumedGathering,
 )
-from megatron.planning.count.divided import LAYERS, DividedAtLayers
+from megatron.planning.count.divided import LAYERS, CountedBorders
 from megatron.planning.count.moved import CountedActivations
 from megatron.planning.count.ordered import waits_before_readers
 from megatron.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
@@ -77,7 +77,8 @@ class CountedRank:
 
     Its plan has one microbatch, perhaps in slices, and its model has only the layers of ``part``.
     Of the slices, only those with the numbers ``counted`` run, which begin with the first one and
-    end with the last one; ``None``: all run.
+    end with the last one; ``None``: all run. With ``between``, other layers of the stage are before
+    and after the layers of ``part``.
     """
 
     def __init__(
@@ -87,8 +88,11 @@ class CountedRank:
         rank: int,
         part: Part,
         counted: Sequence[int] | None = None,
+        *,
+        between: bool = False,
     ) -> None:
         self._subject, self._plan, self._rank = subject, plan, rank
+        self._between = between
         self._counted = range(plan.slices) if counted is None else counted
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
@@ -108,7 +112,11 @@ class CountedRank:
             grouped_package=kernels if subject.host_knows_slots else None,
         )
         self._model = model = RankModel(
-            subject.model, part.placement, site, vocab_recompute=subject.vocab_recompute
+            subject.model,
+            part.placement,
+            site,
+            vocab_recompute=subject.vocab_recompute,
+            borders=CountedBorders(recorder, between),
         )
         owned = list(model.owned_parameters())
         self._parameters = _elements(owned)
@@ -165,8 +173,8 @@ class CountedRank:
         self._passes.begin([batch], 0, training=True, predicts_ahead=True)
 
     def segment(self) -> Segment:
-        """Count the layers of chunk 0, as if other layers of the stage were before and after."""
-        self._divide(between=True)
+        """Count the layers of chunk 0, between other layers of the stage."""
+        assert self._between, "other layers are before and after"
         with self._recorder:
             self._begin()
             rounds = self._subject.eight_bits is not None
@@ -216,16 +224,6 @@ class CountedRank:
             kinds["W"] = in_order(*parts)
         return kinds
 
-    def _divide(self, *, between: bool) -> None:
-        """Divide the record of every F and B where the layers of a chunk begin and end.
-
-        With ``between``, other layers follow the layers of the chunk.
-        """
-        again = self._model.recomputation
-        self._model.recomputation = DividedAtLayers(
-            again.parts, again.group, again.most, recorder=self._recorder, between=between
-        )
-
     def _dropped(self) -> int:
         """Drop the weights in 8 bits, as every new iteration does, and return their bytes."""
         before = self._recorder.held
@@ -242,7 +240,6 @@ class CountedRank:
         communicator = Communicator(
             self._groups, self._plan, self._passes, self._lane, self._tensors
         )
-        self._divide(between=False)
         with self._recorder as recorder:
             self._begin()
             held = recorder.held

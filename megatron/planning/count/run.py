@@ -150,7 +150,7 @@ def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
 def _counted_segment(subject: Subject, keyed: _Keyed) -> Segment:
     plan, rank = keyed.plan, keyed.rank
     return count_few(
-        lambda slices: CountedRank(subject, plan, rank, keyed.part, slices).segment(),
+        lambda slices: CountedRank(subject, plan, rank, keyed.part, slices, between=True).segment(),
         subject.slices,
     )
 

@@ -143,9 +143,9 @@ class CountsRanks(CountedRank):
 
     made = 0
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         type(self).made += 1
-        super().__init__(*args)
+        super().__init__(*args, **options)
 
 
 def test_a_hundred_equal_layers_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
