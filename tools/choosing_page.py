@@ -29,6 +29,7 @@ with in_environment():
     from megatron.simulator.costs.gpus import GIB, GPUS
     from megatron.simulator.draw.picture import Box, Label, Line, Picture
     from megatron.simulator.draw.svg import paint_svg
+    from tools.pages.tables import row, rule
     from tools.predictions.kept import kept
     from tools.predictions.ties import error_of, is_tie
 
@@ -142,10 +143,9 @@ class Choice(NamedTuple):
     @property
     def row(self) -> str:
         """The cells of its row of the table, without the first."""
-        return (
-            f"| `{self.schedule}` | {self.treatment} | {self.seconds:.3f} | {self.mfu:.1%} | "
-            f"{self.idle:.1%} | {self.memory:.1f} |"
-        )
+        shares = f"{self.mfu:.1%}", f"{self.idle:.1%}"
+        figures = f"{self.seconds:.3f}", *shares, f"{self.memory:.1f}"
+        return row(f"`{self.schedule}`", self.treatment, *figures)
 
     @property
     def words(self) -> str:
@@ -342,7 +342,7 @@ def section(name: str, found: Sequence[Choice]) -> Iterator[str]:
         "| | schedule | vocabulary | predicted s an iteration | predicted MFU | predicted idle "
         "| predicted GiB at most |"
     )
-    yield "|---|---|---|--:|--:|--:|--:|"
+    yield rule(7, "lllr")
     for one in found:
         marks = f"{'●' if one in best else ''}{'≈' if _ties(one, best[0]) else ''}"
         yield f"| {marks} {one.row}"

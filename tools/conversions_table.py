@@ -24,6 +24,7 @@ from megatron.commands.convert_checkpoint import main as convert
 from megatron.inference.model import InferenceModel
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import make_groups
+from tools.pages.tables import row, rule
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "hugging-face.md"
 BEGIN: Final = "<!-- written by tools/conversions_table.py -->"
@@ -268,14 +269,12 @@ def table() -> Iterator[str]:
     yield f"transformers {transformers.__version__}, PyTorch {torch.__version__.split('+')[0]}:"
     yield ""
     yield "| model | in transformers | largest logit | off when imported | off when exported |"
-    yield "|---|---|--:|--:|--:|"
+    yield rule(5, "llr")
     for family in CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             found = measure(family, Path(folder))
-        yield (
-            f"| {family} | `{found.kind}` | {found.largest:.1f} | {found.imported:.1e} | "
-            f"{found.exported:.1e} |"
-        )
+        off = (f"{found.imported:.1e}", f"{found.exported:.1e}")
+        yield row(family, f"`{found.kind}`", f"{found.largest:.1f}", *off)
 
 
 def rewritten(text: str, lines: Iterator[str]) -> str:

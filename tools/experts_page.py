@@ -21,7 +21,8 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from tools import part_of_page
+    from tools.pages import tables
+    from tools.pages.tables import percent, row, table
     from tools.predictions.mixtures import (
         DEEPSEEKS,
         IMBALANCES,
@@ -41,7 +42,7 @@ with in_environment():
     from tools.predictions.ties import error_of, is_tie
 
 TOOL: Final = "experts_page.py"
-PAGE: Final = part_of_page.PAGE.with_name("experts.md")
+PAGE: Final = tables.PAGE.with_name("experts.md")
 ERROR: Final = error_of(across=True)
 """All jobs have several machines."""
 
@@ -73,12 +74,7 @@ def change(new: Found, old: Found, name: str) -> str:
 
 def cells_of(cells: Iterable[object]) -> str:
     """Return a row of a table."""
-    return "|" + "|".join(f" {own} ".replace("  ", " ") for own in cells) + "|"
-
-
-def percent(part: float) -> str:
-    """Return a share in percent."""
-    return f"{part:.1%}".replace("%", " %")
+    return row(*cells).replace("  ", " ")
 
 
 def _tie(part: float, words: str = ", a tie") -> str:
@@ -110,7 +106,7 @@ def layout_row(job: Job, found: Found, *, named: bool) -> str:
 def layouts(rows: Rows) -> Iterator[str]:
     """Yield the table of layouts, and how its closest rows compare."""
     yield "| model | t | d | e | etp | tokens by | s an iteration | MFU | idle | GiB at most |"
-    yield "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|"
+    yield tables.rule(10, "lrrrrlr")
     above = ""
     for job in LAYOUTS:
         yield layout_row(job, rows[job], named=job.model != above)
@@ -130,15 +126,13 @@ def gain(found: Mapping[str, Found]) -> str:
     """Return the gain of vocab-2 over the faster of the whole vocabularies."""
     whole = min(own.seconds for name, own in found.items() if name != "vocab-2")
     part = whole / found["vocab-2"].seconds - 1
-    return f"{part:+.1%}".replace("%", " %") + _tie(part)
+    return percent(part, "+") + _tie(part)
 
 
 def vocabularies(rows: Rows) -> Iterator[str]:
     """Yield the table of vocabularies, and the fastest way for one of them."""
-    heads = " | ".join(_TREATMENTS)
     over = "gain of vocab-2 over the faster of none and redis"
-    yield f"| model, schedule | vocabulary | {heads} | {over} |"
-    yield "|---|--:|--:|--:|--:|--:|"
+    yield from table(("model, schedule", "vocabulary", *_TREATMENTS, over), ())
     above, times = "", dict[str, float]()
     for job, names in VOCABULARIES:
         found = {own.treatment: rows[own] for own in treated(job, names)}
@@ -161,21 +155,20 @@ def _schedule(job: Job) -> str:
 
 def imbalances(rows: Rows) -> Iterator[str]:
     """Yield the table of imbalances."""
-    yield "| the busiest rank has | s an iteration | GiB at most |"
-    yield "|---|--:|--:|"
-    for name, job in IMBALANCES.items():
-        yield f"| {name} | {rows[job].seconds:.2f} | {rows[job].memory} |"
+    found = ((name, rows[job]) for name, job in IMBALANCES.items())
+    cells = ((name, f"{own.seconds:.2f}", own.memory) for name, own in found)
+    yield from table(("the busiest rank has", "s an iteration", "GiB at most"), cells)
 
 
 def deepseek(rows: Rows) -> Iterator[str]:
     """Yield the table of DeepSeek-V3; its rows are compared with the first one."""
     yield "| vocabulary | computed again | s an iteration | against the first row | GiB at most |"
-    yield "|---|---|--:|--:|--:|"
+    yield tables.rule(5, "llr")
     first = rows[DEEPSEEKS[0]]
     for job in DEEPSEEKS:
         own = rows[job]
         part = own.seconds / first.seconds - 1
-        against = "" if own == first else f"{part:+.1%}".replace("%", " %") + _tie(part)
+        against = "" if own == first else percent(part, "+") + _tie(part)
         again = "every layer" if "recompute" in job.more else "nothing"
         yield cells_of((job.treatment, again, f"{own.seconds:.1f}", against, own.memory))
     redis, none = (rows[job] for job in DEEPSEEKS[1:3])
@@ -192,8 +185,8 @@ def pairs(rows: Rows, passes: PassTimes) -> Iterator[str]:
         f"{_ms(passes.weight)}. Each cell has the predicted seconds and the microbatches in flight:"
     )
     yield ""
-    yield f"| schedule | without pairs | with pairs | with pairs and a limit of {LIMIT} |"
-    yield "|---|--:|--:|--:|"
+    limited = f"with pairs and a limit of {LIMIT}"
+    yield from table(("schedule", "without pairs", "with pairs", limited), ())
     times, idle = {}, []
     for schedule in PAIRED_SCHEDULES:
         name = f"`{schedule.partition('/')[0]}`"
@@ -238,7 +231,7 @@ def _folded(lines: Iterator[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class PageFlags(part_of_page.PartFlags):
+class PageFlags(tables.PartFlags):
     """Tables."""
 
 
@@ -249,12 +242,7 @@ def main() -> None:
     for job in jobs():
         rows[job] = predicted(job, flags.keep)
         print(job.words, f"{rows[job].seconds:.3f} s", file=sys.stderr, flush=True)
-    made = parts(rows, pass_times(flags.keep))
-    if flags.update:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(part_of_page.each_replaced(page, made, TOOL), encoding="utf-8")
-    else:
-        print("\n\n".join(made))
+    tables.put(parts(rows, pass_times(flags.keep)), TOOL, update=flags.update, page=PAGE)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ with in_environment():
     from megatron.flags.declare import Declaration
     from megatron.flags.groups import declarations
     from megatron.flags.help import summary
+    from tools.pages.tables import escaped, rule, table
 
 
 ROWS = sorted(ANSWERS.rows, key=lambda row: row[0] in DECLARED)
@@ -37,14 +38,13 @@ def _ours() -> Iterator[str]:
     yield f"Names are Megatron-LM's, and so are most defaults ({exceptions})."
     for group in GROUPS:
         yield from ("", f"## {summary(group)}", "")
-        yield "| flag | default | meaning |"
-        yield "|---|---|---|"
+        yield from table(("flag", "default", "meaning"), (), "l")
         flags = list(declarations(group))
         for declared in flags:
             name = f"`{' '.join([declared.option, declared.metavar]).strip()}`"
             rivals = [one.option for one in flags if one.name == declared.name]
             rivals.remove(declared.option)
-            yield _row(name, declared.default_words, _meaning(declared, rivals))
+            yield escaped(name, declared.default_words, _meaning(declared, rivals))
 
 
 def _meaning(declared: Declaration, rivals: list[str]) -> str:
@@ -73,20 +73,14 @@ def _others() -> Iterator[str]:
     yield "Of several answers to a flag, the first that fits its value and the other flags counts."
     yield from _table("Read as other flags", "read as", "rewritten")
     yield from _table("Accepted with a note", "why it changes nothing", "noted")
-    yield from (
-        "",
-        "### Refused",
-        "",
-        "| missing | why, and what instead | flags |",
-        "|---|---|---|",
-    )
+    yield from ("", "### Refused", "", "| missing | why, and what instead | flags |", rule(3, "l"))
     for feature in FEATURES:
         flags = [_form(row) for row in ROWS if row[1].feature == feature.name]
-        yield _row(feature.name, feature.reason, " ".join(flags))
+        yield escaped(feature.name, feature.reason, " ".join(flags))
 
 
 def _table(title: str, head: str, kind: str) -> Iterator[str]:
-    yield from ("", f"### {title}", "", f"| {head} | where | flags |", "|---|---|---|")
+    yield from ("", f"### {title}", "", f"| {head} | where | flags |", rule(3, "l"))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for option, answer in ROWS:
         if answer.kind == kind:
@@ -94,16 +88,12 @@ def _table(title: str, head: str, kind: str) -> Iterator[str]:
                 _form((option, answer))
             )
     for (reason, where), flags in by_reason.items():
-        yield _row(reason, where, " ".join(flags))
+        yield escaped(reason, where, " ".join(flags))
 
 
 def _form(row: tuple[str, Answer]) -> str:
     option, answer = row
     return f"`{option} {answer.form}".strip() + "`"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

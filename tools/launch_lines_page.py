@@ -19,6 +19,7 @@ with in_environment():
     from megatron.config.command_line import read
     from megatron.config.foreign.answers import FEATURES
     from megatron.flags.words import spelling
+    from tools.pages.tables import escaped, table
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,26 +153,22 @@ def _lines() -> Iterator[str]:
     for launch, answers in lists:
         counts = [sum(a.verdict == v for a in answers) for v in ("accepted", "noted", "refused")]
         features = dict.fromkeys(a.feature for a in answers if a.feature)
-        yield _row(launch.name, len(launch.flags), *counts, ", ".join(features))
+        yield escaped(launch.name, len(launch.flags), *counts, ", ".join(features))
     for launch, answers in lists:
         yield from ("", f"## {launch.name}", "", f"{launch.source}.{_but_for(launch)}", "")
-        yield from ("| answer | flag | what is said |", "|---|---|---|")
+        yield from table(("answer", "flag", "what is said"), (), "l")
         silent = [f"`{answer.flag}`" for answer in answers if answer.verdict == "accepted"]
-        yield _row("accepted", " ".join(silent), "")
+        yield escaped("accepted", " ".join(silent), "")
         for verdict in ("noted", "refused"):
             for answer in answers:
                 if answer.verdict == verdict:
                     said = answer.line.removeprefix(spelling(answer.flag)).lstrip(": ")
-                    yield _row(verdict, f"`{answer.flag}`", said)
+                    yield escaped(verdict, f"`{answer.flag}`", said)
 
 
 def _but_for(launch: LaunchList) -> str:
     values = ", ".join(f"`{flag} {value}`" for flag, value in launch.values.items())
     return f" Read with {values}." if values else ""
-
-
-def _row(*cells: object) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ counts of the code, as the dry run does, and runs nothing.
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import flag
-    from tools import part_of_page
+    from tools.pages import tables
     from tools.predictions.kept import kept
     from tools.predictions.long_sequences import (
         GPU,
@@ -74,7 +73,7 @@ def summary(job: Job, name: str, row: Row) -> Iterator[str]:
         figures = f"{best.seconds:.2f} | {best.mfu:.1%} | {best.held:.1f}"
         losses = (_loss(best, cells[part]) for part in PARTS if part != "anything")
         words = f"{best.layout.words} | {best.slices} | {best.memory.words}"
-        yield f"| {place} | {treatment} | {words} | {figures} | {' | '.join(losses)} |"
+        yield tables.row(place, treatment, words, figures, *losses)
 
 
 def _loss(best: Cell, other: Cell | None) -> str:
@@ -90,7 +89,7 @@ def table(rows: Rows) -> str:
     lines = [
         "| GPUs | model | tokens | vocabulary | ranks | slices | activations | predicted s "
         f"| predicted MFU | predicted GiB | {without} |",
-        f"|---|---|--:|---|---|--:|---|--:|--:|--:|{'--:|' * (len(PARTS) - 1)}",
+        tables.rule(9 + len(PARTS), "llrllrlr"),
     ]
     for (job, name), row in rows.items():
         lines += summary(job, name, row)
@@ -103,7 +102,7 @@ def table(rows: Rows) -> str:
 
 
 @dataclass(frozen=True)
-class PageFlags(part_of_page.PartFlags):
+class PageFlags(tables.PartFlags):
     """Tables."""
 
     only_kept: bool = flag(
@@ -120,8 +119,7 @@ def main() -> None:
         for name in LENGTHS
         if (row := told(job, name, flags.keep, only_kept=flags.only_kept)) is not None
     }
-    write = partial(part_of_page.replaced, tool=TOOL)
-    part_of_page.put(table(rows), write, update=flags.update)
+    tables.put([table(rows)], TOOL, update=flags.update)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
-from tools.predict_published import update
+from tools.pages.tables import row, tell, update_flag
 from tools.predictions.paper_tables import (
     GIBIBYTE,
     TABLES,
@@ -106,7 +106,7 @@ def line(own: Compared) -> str:
     else:
         words += [f"{cell.mfu:.1f}", f"{own.mfu:.1f}", f"{own.points:+.1f}"]
         words += [f"{cell.peak_gib:.1f}", f"{own.gib:.1f}", f"{own.memory:+.1f} %"]
-    return f"| {' | '.join(words)} |"
+    return row(*words)
 
 
 def error_rows(found: Sequence[Compared]) -> Iterator[str]:
@@ -131,7 +131,7 @@ def error_rows(found: Sequence[Compared]) -> Iterator[str]:
             sizes = list(map(abs, errors))
             digits = 1 if unit else 2
             words += [f"{mean(sizes):.{digits}f}{unit}", f"{max(sizes):.{digits}f}{unit}"]
-        yield f"| {' | '.join(words)} |"
+        yield row(*words)
 
 
 def signed_rows(found: Sequence[Compared]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def signed_rows(found: Sequence[Compared]) -> Iterator[str]:
                 if (own.cell.schedule, own.cell.method, own.cell.gpus) == (schedule, method, gpus)
             ]
             words.append(f"{mean(points):+.1f}" if points else "")
-        yield f"| {' | '.join(words)} |"
+        yield row(*words)
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,7 @@ class PaperFlags:
     vocab_size: str | None = flag(
         None, "Only these setups.", choices=tuple(VOCABULARIES), unset="all"
     )
-    update: Path | None = flag(
-        None,
-        "Also replace the tables of this page, which must be whole.",
-        unset="none",
-        metavar="PAGE",
-        excludes="--table or --gpus or --seq-length or --vocab-size",
-    )
+    update: Path | None = update_flag("--table or --gpus or --seq-length or --vocab-size")
 
 
 def _selected(arguments: PaperFlags) -> list[Cell]:
@@ -196,18 +190,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = read(argv, __doc__, PaperFlags)[PaperFlags]
     cells = _selected(arguments)
-    found, lines = [], []
-    print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
-    for cell in cells:
-        found.append(compared(cell))
-        lines.append(line(found[-1]))
-        print(lines[-1], flush=True)
-    tables = {ERRORS: list(error_rows(found)), SIGNED: list(signed_rows(found))}
-    for heading, rows in tables.items():
-        print("", heading, f"|{'---|' * (heading.count('|') - 1)}", *rows, sep="\n")
-    if arguments.update is not None:
-        for heading, rows in {HEADING: lines, **tables}.items():
-            update(arguments.update, heading, rows)
+    found: list[Compared] = []
+
+    def lines() -> Iterator[str]:
+        for cell in cells:
+            found.append(compared(cell))
+            yield line(found[-1])
+
+    tables = {HEADING: lines(), ERRORS: error_rows(found), SIGNED: signed_rows(found)}
+    tell(tables, arguments.update, "l")
 
 
 if __name__ == "__main__":

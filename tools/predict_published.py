@@ -11,7 +11,7 @@ docs/predictions.md.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
+from tools.pages.tables import Errors, row, tell, update_flag
 from tools.predictions.own_runs import HEADING as OWN
 from tools.predictions.own_runs import read_own
 from tools.predictions.paper_tables import MEASURED
@@ -73,7 +74,7 @@ def line(index: int, found: Sequence[Prediction]) -> str:
         f"{best.error:+.1%}{tried}",
         use_of(index, run),
     ]
-    return f"| {' | '.join(words)} |".replace("%", " %")
+    return row(*words).replace("%", " %")
 
 
 def use_of(index: int, run: PublishedRun) -> str:
@@ -95,30 +96,10 @@ def class_rows(predictions: Sequence[Prediction]) -> Iterator[str]:
         if use != "fitted":
             names.append(f"{class_of(each.run)}, not fitted")
         for name in names:
-            groups.setdefault(name, []).append(abs(each.error))
+            groups.setdefault(name, []).append(each.error)
     for name, errors in groups.items():
-        mean = f"{sum(errors) / len(errors):.1%}".replace("%", " %")
-        largest = f"{max(errors):.1%}".replace("%", " %")
-        yield f"| {name} | {len(errors)} | {mean} | {largest} |"
-
-
-def update(page: Path, heading: str, lines: Sequence[str]) -> None:
-    """Replace the lines of the table under ``heading`` in ``page``.
-
-    Raises:
-        ValueError: if the page cannot be read, or has no table under the heading.
-    """
-    try:
-        rows = page.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {page}: {error}") from error
-    if rows.count(heading) != 1:
-        raise ValueError(f"{page} has {rows.count(heading)} tables with '{heading}', not one")
-    start = rows.index(heading) + 2
-    end = start
-    while end < len(rows) and rows[end].startswith("|"):
-        end += 1
-    page.write_text("\n".join([*rows[:start], *lines, *rows[end:]]) + "\n", encoding="utf-8")
+        found = Errors(errors)
+        yield row(name, len(errors), found.mean, found.largest)
 
 
 @dataclass(frozen=True)
@@ -129,13 +110,7 @@ class PublishedFlags:
         f"Folder with {PUBLISHED}, {MEASURED} and {OWN_RUNS}.", "REFERENCE"
     )
     rows: tuple[int, ...] = flag((), "Only these rows, by their id.", COUNT, unset="all")
-    update: Path | None = flag(
-        None,
-        "Also replace the tables of this page, which must be whole.",
-        unset="none",
-        metavar="PAGE",
-        excludes="--rows",
-    )
+    update: Path | None = update_flag("--rows")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,28 +120,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         ValueError: for files that are not such tables.
     """
     arguments = read(argv, __doc__, PublishedFlags)[PublishedFlags]
-    lines, best = [], []
-    print(HEADING, f"|{'---|' * (HEADING.count('|') - 1)}", sep="\n")
-    for index, run in enumerate(read_published(arguments.reference / PUBLISHED)):
-        if arguments.rows and run.number not in arguments.rows:
-            continue
-        found = predict(run)
-        best.append(found[0])
-        lines.append(line(index, found))
-        print(lines[-1], flush=True)
-    if arguments.rows:
-        return
-    classes = list(class_rows(best))
-    print("", CLASSES, "|---|--:|--:|--:|", *classes, sep="\n")
-    passes = list(pass_rows(arguments.reference / MEASURED))
-    print("", PASSES, "|---|---|--:|--:|--:|--:|", *passes, sep="\n")
-    own = [run.line for run in read_own(arguments.reference / OWN_RUNS)]
-    print("", OWN, f"|---|{'--:|' * (OWN.count('|') - 2)}", *own, sep="\n")
-    if arguments.update is not None:
-        update(arguments.update, OWN, own)
-        update(arguments.update, PASSES, passes)
-        update(arguments.update, HEADING, lines)
-        update(arguments.update, CLASSES, classes)
+    best: list[Prediction] = []
+
+    def lines() -> Iterator[str]:
+        for index, run in enumerate(read_published(arguments.reference / PUBLISHED)):
+            if not arguments.rows or run.number in arguments.rows:
+                found = predict(run)
+                best.append(found[0])
+                yield line(index, found)
+
+    tables: dict[str, Iterable[str]] = {HEADING: lines()}
+    if not arguments.rows:
+        own = (run.line for run in read_own(arguments.reference / OWN_RUNS))
+        passes = pass_rows(arguments.reference / MEASURED)
+        tables |= {CLASSES: class_rows(best), PASSES: passes, OWN: own}
+    tell(tables, arguments.update)
 
 
 if __name__ == "__main__":

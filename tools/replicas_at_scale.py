@@ -31,6 +31,7 @@ with in_environment():
     from megatron.schedules.catalogue import SCHEDULES
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu
+    from tools.pages.tables import table
 
 
 MODEL: Final = (
@@ -155,21 +156,15 @@ def _found(forecast: RunForecast) -> Found:
 
 def report(found: Results, options: ScaleFlags) -> Iterator[str]:
     """Yield the tables: first by size of the buckets, then by schedule."""
+    sizes = [f"{size / 1e6:g}M" for size in options.bucket_size]
     for bandwidth in options.bandwidth:
         yield f"\n## {bandwidth:g} GB/s and {options.latency:g} us a step\n"
         yield "An iteration is longer than with the best size by, in the mean over schedules:\n"
-        yield from _table("replicas", options.bucket_size, _losses(found, bandwidth, options))
+        yield from table(("replicas", *sizes), _losses(found, bandwidth, options))
         for replicas in options.replicas:
             yield f"\n{replicas} replicas: seconds of an iteration (share of RG hidden, of AG)\n"
             rows = _by_schedule(found, bandwidth, replicas, options)
-            yield from _table("schedule", options.bucket_size, rows)
-
-
-def _table(first: str, sizes: Sequence[float], rows: Iterator[list[str]]) -> Iterator[str]:
-    yield f"| {first} | " + " | ".join(f"{size / 1e6:g}M" for size in sizes) + " |"
-    yield "|---|" + "--:|" * len(sizes)
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+            yield from table(("schedule", *sizes), rows)
 
 
 def _losses(found: Results, bandwidth: float, options: ScaleFlags) -> Iterator[list[str]]:

@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag, required
 from megatron.flags.readable import told_as_error
+from tools.pages.tables import row as row_of
+from tools.pages.tables import rule
 from tools.predictions.measured import METHODS
 from tools.predictions.paper_tables import (
     GIBIBYTE,
@@ -166,11 +168,12 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> None:
         "any rank. Published: arXiv 2411.05288, tables 5 and 6.",
         "",
         "| schedule | GPUs | sequence | method | V | MFU % | published | GiB | published | |",
-        "|---|--:|--:|---|--:|--:|--:|--:|--:|---|",
+        rule(10, "lrrlrrrrrl"),
     ]
     for row in rows:
-        cells = [f"{v:.2f}" if isinstance(v, float) else str(v or "") for v in row.values()]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(
+            row_of(*(f"{v:.2f}" if isinstance(v, float) else v or "" for v in row.values()))
+        )
     (folder / "report.md").write_text("\n".join(lines) + "\n")
 
 

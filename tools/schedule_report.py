@@ -23,6 +23,8 @@ from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import DEFAULT_SECONDS, Request
 from megatron.simulator.scenario import Scenario, Simulation, run
+from tools.pages.tables import row as row_of
+from tools.pages.tables import rule, table
 
 CHUNKS: Final[Mapping[str, int]] = {"1.5B": 3, "6.2B": 4, "14.6B": 3, "28.3B": 2}
 """Chunks of a rank of 1F1B-I in table 5: each transformer layer is a chunk (section 5.1), so a rank
@@ -43,13 +45,12 @@ PROVEN: Final = ((2, 4), (2, 8), (3, 6), (3, 9), (4, 8))
 def published(folder: Path) -> Iterator[str]:
     """Yield the table of the published bubbles and our bubbles, in percent."""
     columns = list(NAMES)
-    yield "| model | p | m | " + " | ".join(columns) + " |"
-    yield "|---|--:|--:|" + "--:|" * len(columns)
-    for table in ("5", "8"):
-        with (folder / f"zero_bubble_table{table}.csv").open() as file:
+    yield from table(("model", "p", "m", *columns), ())
+    for number in ("5", "8"):
+        with (folder / f"zero_bubble_table{number}.csv").open() as file:
             for row in csv.DictReader(file):
-                cells = [_against(row, name, table) if name in row else "" for name in columns]
-                yield f"| {row['model']} | {row['p']} | {row['m']} | " + " | ".join(cells) + " |"
+                cells = (_against(row, name, number) if name in row else "" for name in columns)
+                yield row_of(row["model"], row["p"], row["m"], *cells)
 
 
 def _against(row: Mapping[str, str], name: str, table: str) -> str:
@@ -81,16 +82,16 @@ def _published_request(row: Mapping[str, str], name: str, table: str) -> Request
 
 def anchors() -> Iterator[str]:
     """Yield the bubble of every treatment of the vocabulary, at F = B = W = 1, S = T = 0.25."""
-    yield "| schedule | m | none | vocab-2 | vocab-1 | naive | interlaced |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    treatments = ("none", "vocab-2", "vocab-1", "naive", "interlaced")
+    yield from table(("schedule", "m", *treatments), ())
     for name in (name for name, known in SCHEDULES.items() if not known.searched):
         for microbatches in (24, 64):
             cells = []
-            for vocabulary in ("none", "vocab-2", "vocab-1", "naive", "interlaced"):
+            for vocabulary in treatments:
                 found = _unit(name, vocabulary, 8, microbatches)
                 held = f"{max(found.in_flight):g}"
                 cells.append(f"{found.timeline.bubble_rate():.2%} ({held})")
-            yield f"| {name} | {microbatches} | " + " | ".join(cells) + " |"
+            yield row_of(name, microbatches, *cells)
 
 
 def _unit(
@@ -114,7 +115,7 @@ def _unit(
 def proven(seconds: float) -> Iterator[str]:
     """Yield the bounds that CP-SAT proves for one chunk per rank, beside our own plans."""
     yield "| p | m | vocabulary | limit | zb-auto | optimal | bound | seconds |"
-    yield "|--:|--:|---|--:|--:|--:|--:|--:|"
+    yield rule(8, "rrlr")
     for ranks, microbatches in PROVEN:
         for vocabulary, more in (("none", 0), ("vocab-2", 1), ("vocab-1", 2)):
             limit = float(ranks + more)

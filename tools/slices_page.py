@@ -10,7 +10,6 @@ takes none. Nothing is measured.
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +21,11 @@ from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.request import Request
 from megatron.simulator.scenario import Scenario, Simulation, run
-from tools import part_of_page
+from tools.pages import tables
+from tools.pages.tables import row, table
 
 TOOL: Final = "slices_page.py"
-PAGE: Final = part_of_page.PAGE.with_name("long-sequences.md")
+PAGE: Final = tables.PAGE.with_name("long-sequences.md")
 SLICES: Final = (1, 2, 4, 8)
 SCHEDULES: Final = tuple(name for name, traits in TRAITS.items() if "shortened" in traits.options)
 """All schedules that are a block: the others compare these, or search for a plan from nothing."""
@@ -49,23 +49,21 @@ def figures(found: Simulation) -> str:
 
 def schedule_row(schedule: str) -> str:
     """Return the row of a schedule: p = 4, m = 8, without the vocabulary."""
-    cells = (figures(simulated(schedule, "none", 4, 8, n, UNIT_COSTS)) for n in SLICES)
-    return f"| `{schedule}` | {' | '.join(cells)} |"
+    found = (simulated(schedule, "none", 4, 8, n, UNIT_COSTS) for n in SLICES)
+    return row(f"`{schedule}`", *map(figures, found))
 
 
 def treatment_row(treatment: str) -> str:
     """Return the row of a treatment of the vocabulary: 1F1B, p = 8, m = 24."""
     found = (simulated("1f1b", treatment, 8, 24, n, WITH_VOCABULARY) for n in SLICES)
-    return f"| {treatment} | {' | '.join(map(figures, found))} |"
+    return row(treatment, *map(figures, found))
 
 
 def lines() -> Iterator[str]:
     """Yield the lines of both tables."""
-    head = " | ".join(f"n = {n}" for n in SLICES)
-    rule = "|---|" + "--:|" * len(SLICES)
-    yield from (f"| schedule | {head} |", rule, *map(schedule_row, SCHEDULES))
-    yield from ("", f"| treatment | {head} |", rule)
-    yield from map(treatment_row, ("vocab-1", "vocab-2"))
+    head = [f"n = {n}" for n in SLICES]
+    yield from (*table(("schedule", *head), ()), *map(schedule_row, SCHEDULES), "")
+    yield from (*table(("treatment", *head), ()), *map(treatment_row, ("vocab-1", "vocab-2")))
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ class PageFlags:
 def main() -> None:
     """Simulate all rows, and print or write the tables."""
     flags = read(None, __doc__, PageFlags)[PageFlags]
-    write = partial(part_of_page.replaced, tool=TOOL)
-    part_of_page.put("\n".join(lines()), write, update=flags.update, page=PAGE)
+    tables.put(["\n".join(lines())], TOOL, update=flags.update, page=PAGE)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from tools import part_of_page
+    from tools.pages import tables
+    from tools.pages.tables import row
     from tools.predictions.kept import kept
     from tools.predictions.splitting import (
         JOBS,
@@ -36,6 +37,7 @@ with in_environment():
     )
     from tools.predictions.ties import error_of, is_tie
 
+TOOL: Final = "splitting_page.py"
 MACHINE: Final = 8
 """GPUs of a machine."""
 
@@ -59,7 +61,7 @@ def summary(job: Job, name: str, found: Row) -> str:
         "-" if own is None else f"**{own.words}**" if own.seconds == fastest else own.words
         for own in found.values()
     ]
-    return f"| {job.words} | {name} | {' | '.join(cells)} | {gain(found, job)} |"
+    return row(job.words, name, *cells, gain(found, job))
 
 
 def gain(found: Row, job: Job) -> str:
@@ -83,9 +85,8 @@ def loss_rows(job: Job, name: str, found: Row) -> Iterator[str]:
     """Yield rows of the table of losses."""
     for treatment, own in found.items():
         if own:
-            shares = " | ".join(f"{100 * share:.1f}" for share in own.losses)
-            place = f"{job.words} | {name} | {treatment} | {own.name}"
-            yield f"| {place} | {shares} | {own.memory:.1f} |"
+            shares = (f"{100 * share:.1f}" for share in own.losses)
+            yield row(job.words, name, treatment, own.name, *shares, f"{own.memory:.1f}")
 
 
 def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
@@ -93,27 +94,22 @@ def table(jobs: Sequence[tuple[Job, str]], rows: Sequence[Row]) -> str:
     lines = [
         "| GPUs | model | t, p | V | predicted s, none | predicted s, redis "
         "| predicted s, vocab-1 | predicted s, vocab-2 | predicted gain |",
-        "|---|---|---|--:|---|---|---|---|--:|",
+        tables.rule(9, "lllrllllr"),
         *(summary(*asked_for, found) for asked_for, found in zip(jobs, rows, strict=True)),
         "",
         "<details><summary>What each is predicted to lose, in percent of its time</summary>",
         "",
         "| GPUs | model | t, p | V | treatment | schedule | idle | vocabulary | network | tensor "
         "| products | predicted GiB |",
-        "|---|---|---|--:|---|---|--:|--:|--:|--:|--:|--:|",
+        tables.rule(12, "lllrllr"),
     ]
     for asked_for, found in zip(jobs, rows, strict=True):
         lines += loss_rows(*asked_for, found)
     return "\n".join([*lines, "", "</details>"])
 
 
-def with_tables(page: str, tables: str) -> str:
-    """Return a page with its tables replaced."""
-    return part_of_page.replaced(page, tables, "splitting_page.py")
-
-
 @dataclass(frozen=True)
-class PageFlags(part_of_page.PartFlags):
+class PageFlags(tables.PartFlags):
     """Tables."""
 
 
@@ -122,8 +118,8 @@ def main() -> None:
     flags = read(None, __doc__, PageFlags)[PageFlags]
     jobs = [(job, name) for job in JOBS for name in VOCABULARIES]
     with ProcessPoolExecutor(2) as pool:
-        tables = table(jobs, list(pool.map(partial(told, keep=flags.keep), jobs)))
-    part_of_page.put(tables, with_tables, update=flags.update)
+        text = table(jobs, list(pool.map(partial(told, keep=flags.keep), jobs)))
+    tables.put([text], TOOL, update=flags.update)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tools.experts_page import (
     treated,
     vocabularies,
 )
-from tools.part_of_page import each_replaced
+from tools.pages.tables import replaced
 from tools.predictions.mixtures import (
     DEEPSEEK,
     IMBALANCES,
@@ -146,14 +146,14 @@ def test_conclusions_of_the_page_hold_in_its_tables() -> None:
 
 def test_only_parts_of_the_tool_are_replaced() -> None:
     count = TEXT.count(f"<!-- {TOOL}: begin -->")
-    changed = each_replaced(TEXT, [f"part {own}" for own in range(count)], TOOL)
+    changed = replaced(TEXT, [f"part {own}" for own in range(count)], TOOL)
     assert f"\npart {count - 1}\n<!-- {TOOL}: end -->" in changed
     old = [
         own.partition(f"\n<!-- {TOOL}: end")[0] for own in TEXT.split(f"{TOOL}: begin -->\n")[1:]
     ]
-    assert each_replaced(changed, old, TOOL) == TEXT
+    assert replaced(changed, old, TOOL) == TEXT
     with pytest.raises(ValueError, match=f"{count} parts"):
-        each_replaced(TEXT, ["one"], TOOL)
+        replaced(TEXT, ["one"], TOOL)
 
 
 def test_jobs_of_a_table_differ_in_one_thing() -> None:

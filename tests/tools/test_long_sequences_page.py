@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.long_sequences_page import summary, table, told
-from tools.part_of_page import PAGE, replaced
+from tools.pages.tables import PAGE, replaced
 from tools.predictions.long_sequences import (
     JOBS,
     LENGTHS,
@@ -105,11 +105,10 @@ def test_bounds_hide_nothing_that_is_faster(figures: list[tuple[int, int, bool]]
 def test_only_the_part_of_a_tool_is_replaced(tool: str) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(f"{tool}: begin") == page.count(f"{tool}: end") == 1
-    changed = replaced(page, "other", tool)
+    changed = replaced(page, ["other"], tool)
     assert "\nother\n" in changed
-    assert (
-        replaced(changed, page.split(f"{tool}: begin -->\n")[1].split("\n<!-- ")[0], tool) == page
-    )
+    old = page.split(f"{tool}: begin -->\n")[1].split("\n<!-- ")[0]
+    assert replaced(changed, [old], tool) == page
 
 
 def test_parts_are_what_settings_do_without() -> None:

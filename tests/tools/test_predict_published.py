@@ -7,7 +7,8 @@ import pytest
 
 import tools.predict_published as predict_published
 from megatron.simulator.costs.accuracy import ITERATIONS, PAPER
-from tools.predict_published import CLASSES, HEADING, NEITHER, class_of, line, update, use_of
+from tools.pages.tables import update
+from tools.predict_published import CLASSES, HEADING, NEITHER, class_of, line, use_of
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import HEADING as PASSES
 from tools.predictions.pass_times import pass_rows

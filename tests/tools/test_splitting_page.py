@@ -5,7 +5,7 @@ import json
 import pytest
 from harness.marks import full
 
-from tools.part_of_page import PAGE
+from tools.pages.tables import PAGE, replaced
 from tools.predictions.splitting import (
     JOBS,
     VOCABULARIES,
@@ -18,7 +18,7 @@ from tools.predictions.splitting import (
     row_from,
     row_of,
 )
-from tools.splitting_page import gain, loss_rows, summary, with_tables
+from tools.splitting_page import TOOL, gain, loss_rows, summary
 
 SMALL = Job("H100", "8B", 2, 4, ("1f1b",))
 
@@ -54,9 +54,9 @@ def test_a_row_names_the_job_and_shows_the_fastest_in_bold() -> None:
 
 def test_only_the_tables_of_the_page_are_replaced() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    changed = with_tables(page, "tables")
+    changed = replaced(page, ["tables"], TOOL)
     assert "\ntables\n" in changed
-    assert with_tables(changed, "other") == with_tables(page, "other")
+    assert replaced(changed, ["other"], TOOL) == replaced(page, ["other"], TOOL)
 
 
 def test_a_row_that_was_kept_is_the_same_row() -> None:

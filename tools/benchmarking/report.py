@@ -14,6 +14,7 @@ from megatron.simulator.metrics import definitions
 from tools.benchmarking.allocator import allocator_name
 from tools.benchmarking.case import BASE, BenchmarkCase
 from tools.benchmarking.summary import Rates, Row
+from tools.pages import tables
 
 PASS_KINDS: Final = ("F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U")
 
@@ -161,13 +162,12 @@ def _thousands(vocab_size: int) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the main table in markdown: time, idle share, then the other figures of a case."""
-    lines = [
-        "| V | schedule | vocabulary | layout | time, ms | idle | CPU s | with update, ms | speed "
-        "| GB by rank | in flight | GB promised | in flight, promised |",
-        "|--:|---|---|---|--:|--:|--:|--:|--:|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
+    names = (
+        *(*_CASE, "time, ms", "idle", "CPU s", "with update, ms", "speed"),
+        *("GB by rank", "in flight", "GB promised", "in flight, promised"),
+    )
+    cells = (
+        (
             *_case(row),
             f"{row.schedule_ms:,.0f}",
             _cell(row.idle, ".1%"),
@@ -178,29 +178,31 @@ def table(rows: Sequence[Row]) -> str:
             " ".join(f"{held:g}" for held in row.in_flight or []),
             " ".join(f"{gb:.2f}" for gb in row.promised_gb or []),
             " ".join(f"{held:g}" for held in row.promised_in_flight or []),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )
+        for row in rows
+    )
+    return "\n".join(tables.table(names, cells, "rlllrrrrrl"))
 
 
 def detail_table(rows: Sequence[Row]) -> str:
     """Return the table of the figures for those who look closer, in markdown."""
-    lines = [
-        "| V | schedule | vocabulary | layout | update | tokens/s | MFU | over the floor "
-        "| simulated |",
-        "|--:|---|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        cells = [
+    names = (*_CASE, "update", "tokens/s", "MFU", "over the floor", "simulated")
+    cells = (
+        (
             *_case(row),
             _cell(row.update_ms, ",.0f"),
             f"{row.tokens_per_s:,.0f}",
             f"{row.mfu:.1%}",
             f"{row.to_floor:.2f}x",
             _cell(row.simulated, ".3f"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )
+        for row in rows
+    )
+    return "\n".join(tables.table(names, cells, "rlllr"))
+
+
+_CASE: Final = ("V", "schedule", "vocabulary", "layout")
+"""Names of the first columns of all tables."""
 
 
 def _case(row: Row) -> list[str]:
@@ -215,15 +217,11 @@ def pass_table(rows: Sequence[Row]) -> str:
     """Return the mean pass times in markdown."""
     measured = [row for row in rows if row.pass_ms]
     kinds = [kind for kind in PASS_KINDS if any(kind in row.pass_ms for row in measured)]
-    lines = [
-        f"| V | schedule | vocabulary | layout | {' | '.join(kinds)} |",
-        "|--:|---|---|---|" + "---|" * len(kinds),
-    ]
-    for row in measured:
-        cells = _case(row)
-        cells += [" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(kind, [])) for kind in kinds]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = (
+        (*_case(row), *(" ".join(f"{ms:.1f}" for ms in row.pass_ms.get(k, [])) for k in kinds))
+        for row in measured
+    )
+    return "\n".join(tables.table((*_CASE, *kinds), cells, "rl"))
 
 
 def best_of_each(rows: Sequence[Row]) -> dict[str, list[Row]]:

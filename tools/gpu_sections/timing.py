@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from tools.pages import tables
+
 WARM_UPS: Final = 3
 ROUNDS: Final = 10
 
@@ -60,7 +62,7 @@ class Section:
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Return a Markdown table; all columns but the first are numbers."""
     marks = ["---", *(["--:"] * (len(head) - 1))]
-    return [f"| {' | '.join(map(_cell, row))} |" for row in (head, marks, *rows)]
+    return [tables.row(*map(_cell, row)) for row in (head, marks, *rows)]
 
 
 def _cell(value: object) -> str:

@@ -19,6 +19,7 @@ from megatron.flags.command import read
 from megatron.flags.declare import positional
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import Rates
+from tools.pages.tables import row, tell
 from tools.predictions.measured import MeasuredRun, read_measured
 from tools.predictions.paper_tables import MEASURED
 from tools.predictions.pass_times import measured_times, predicted_times
@@ -130,9 +131,8 @@ def main() -> None:
     count = len(list(data.errors(rates)))
     for name, sums, after in descend(data, rates):
         rates = after
-        print(f"| {name} | root of the mean square |", "|--:|--:|", sep="\n")
-        for value, total in sums.items():
-            print(f"| {value:g} | {sqrt(total / count):.2%} |".replace("%", " %"), flush=True)
+        shares = ((value, f"{100 * sqrt(total / count):.2f} %") for value, total in sums.items())
+        tell({row(name, "root of the mean square"): (row(f"{v:g}", s) for v, s in shares)})
         print()
     print(", ".join(f"{name} {getattr(rates, name):g}" for name in GRID))
 

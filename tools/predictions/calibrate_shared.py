@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.flags.command import read
-from megatron.flags.declare import flag, positional
+from megatron.flags.declare import positional
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.launch_time import Rates
-from tools.predict_published import update
+from tools.pages.tables import Errors, tell, update_flag
+from tools.pages.tables import row as row_of
 from tools.predictions.shared_runs import SHARED, SharedRun, read_shared
 from tools.predictions.shared_tables import PREDICTED, class_of, read_predicted
 from tools.predictions.shared_times import SharedPrediction
@@ -227,22 +228,6 @@ def gpus_of(run: SharedRun) -> str:
     return f"{run.gpus:5}"
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f"{sum(map(abs, values)) / len(values):.1%}"
-
-
-def _worst(values: Sequence[float]) -> str:
-    return f"{max(values, key=abs):+.1%}"
-
-
-def _signed(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):+.1%}"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |".replace("%", " %")
-
-
 def read_scaled(reference: Path) -> list[Scaled]:
     """Read the rows and their predicted times.
 
@@ -262,35 +247,29 @@ def tables(rows: Sequence[Scaled], stages: Sequence[Stage] = STAGES) -> Mapping[
         own = [row for row in rows if stage.takes(row.run)]
         begin = begin_of(stage, known, own)
         known[stage.name] = fitted(own, begin, stage.grid)
-        found = errors(own, known[stage.name])
+        found = Errors(errors(own, known[stage.name]))
         words = ", ".join(f"{name} {known[stage.name][name]:g}" for name in stage.grid)
         families = list(left_out(own, begin, stage.grid, family_of))
         counts = list(left_out(own, begin, stage.grid, gpus_of))
-        of_families = [error for left in families for error in left.errors]
-        of_counts = [error for left in counts for error in left.errors]
-        size = str(len(own))
+        of_families = Errors([error for left in families for error in left.errors])
+        of_counts = Errors([error for left in counts for error in left.errors])
         told[FITTED].append(
-            _row(stage.name, words, size, str(len(families)), _mean(found), _worst(found))
+            row_of(stage.name, words, len(own), len(families), found.mean, found.worst)
         )
         told[VALIDATED].append(
-            _row(
+            row_of(
                 stage.name,
-                size,
-                *(_mean(of_families), _worst(of_families), _signed(of_families)),
-                *(_mean(of_counts), _worst(of_counts)),
+                len(own),
+                *(of_families.mean, of_families.worst, of_families.signed),
+                *(of_counts.mean, of_counts.worst),
             )
         )
-        told[LEFT] += [
-            _row(
-                stage.name,
-                left.name,
-                str(len(left.errors)),
-                _mean(left.errors),
-                _worst(left.errors),
-                _signed(left.errors),
+        for left in families:
+            rest = Errors(left.errors)
+            size = len(left.errors)
+            told[LEFT].append(
+                row_of(stage.name, left.name, size, rest.mean, rest.worst, rest.signed)
             )
-            for left in families
-        ]
     return told
 
 
@@ -299,18 +278,13 @@ class SharedFitFlags:
     """Data."""
 
     reference: Path = positional(f"Folder with {SHARED} and {PREDICTED}.", "REFERENCE")
-    update: Path | None = flag(
-        None, "Also replace the tables of this page.", unset="none", metavar="PAGE"
-    )
+    update: Path | None = update_flag()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     given = read(argv, __doc__, SharedFitFlags)[SharedFitFlags]
-    for heading, lines in tables(read_scaled(given.reference)).items():
-        print("", heading, f"|---|{'--:|' * (heading.count('|') - 2)}", *lines, sep="\n")
-        if given.update is not None:
-            update(given.update, heading, lines)
+    tell(tables(read_scaled(given.reference)), given.update)
 
 
 if __name__ == "__main__":

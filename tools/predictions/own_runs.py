@@ -25,6 +25,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.simulator.costs.accuracy import RunClass, TimeErrors
 from megatron.simulator.costs.gpus import GIB, gpu, gpu_of_driver
 from tools.gpu_sections.predicted import flags_of
+from tools.pages.tables import percent, row
 
 COLUMNS: Final = (
     *("model", "gpu", "iteration_ms", "step_ms", "peak_gib"),
@@ -81,11 +82,11 @@ class OwnRun:
         found = self.forecast
         plan = found.run_plan.plan
         pace = launch_pace(found.timeline, found.memories, plan.microbatches)
-        words = (
+        return row(
             self.model,
             f"{self.iteration:.4g}",
             f"{1e3 * found.outcome.seconds:.4g}",
-            f"{self.error:+.1%}".replace("%", " %"),
+            percent(self.error, "+"),
             f"{self.step:.4g}",
             f"{1e3 * found.outcome.step:.4g}",
             "" if self.peak is None else f"{self.peak:.4g}",
@@ -93,7 +94,6 @@ class OwnRun:
             f"{pace.launches:,}",
             f"{1e6 * pace.each:.0f}",
         )
-        return f"| {' | '.join(words)} |"
 
 
 def read_own(path: Path) -> list[OwnRun]:

@@ -14,6 +14,7 @@ from megatron.simulator.costs.cluster import Cluster
 from megatron.simulator.costs.count import in_order
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import Rates
+from tools.pages.tables import percent, row
 from tools.predictions.counted_layer import Shape
 from tools.predictions.measured import METHODS, MeasuredRun, read_measured
 from tools.predictions.megatron_lm import whole_output_layer
@@ -36,10 +37,9 @@ def pass_rows(path: Path) -> Iterator[str]:
             continue
         predicted = predicted_times(run)
         for name, measured in measured_times(run).items():
-            error = f"{predicted[name] / measured - 1:+.1%}".replace("%", " %")
+            error = percent(predicted[name] / measured - 1, "+")
             size = f"{run.vocab_size // 1000}k"
-            words = (name, run.method, size, f"{measured:.0f}", f"{predicted[name]:.0f}", error)
-            yield f"| {' | '.join(words)} |"
+            yield row(name, run.method, size, f"{measured:.0f}", f"{predicted[name]:.0f}", error)
 
 
 def predicted_times(run: MeasuredRun, rates: Rates = GPUS["A100"].rates) -> Mapping[str, float]:

@@ -20,7 +20,7 @@ from megatron.planning.answer import Proposal
 from megatron.planning.asked.question import question_of
 from megatron.planning.propose import propose
 from megatron.simulator.costs.gpus import GIB
-from tools.predict_published import update
+from tools.pages.tables import percent, row, tell, update_flag
 from tools.predictions.shared_runs import OF_EVERY_RUN, SHARED, SharedRun, read_shared
 from tools.predictions.shared_times import SharedPrediction
 
@@ -66,7 +66,7 @@ class Compared:
         yield f"{parallel.pipeline_schedule}, {parallel.vocab_parallel}"
         yield f"{own.seconds:.4g}"
         yield f"{own.peak / GIB:.1f}"
-        yield f"{self.gain:.1%}".replace("%", " %")
+        yield percent(self.gain)
         yield "none fits" if self.unsplit is None else f"{self.unsplit.seconds:.4g}"
 
 
@@ -101,13 +101,7 @@ class ProposedFlags:
     rows: tuple[int, ...] = flag(
         (), "Only these rows, by their id.", COUNT, unset="the smallest job of each dense model"
     )
-    update: Path | None = flag(
-        None,
-        "Also write the table into this page.",
-        unset="none",
-        metavar="PAGE",
-        excludes="--rows",
-    )
+    update: Path | None = update_flag("--rows", "Also write the table into this page.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -124,13 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "predicted; docs/reference/predicted_2026.csv lists the rows"
         )
     wanted = [run for run in runs if run.number in given.rows] or list(smallest(runs))
-    lines = []
-    print(HEADING)
-    for run in wanted:
-        lines.append(f"| {' | '.join(compared(run).cells)} |")
-        print(lines[-1], flush=True)
-    if given.update is not None:
-        update(given.update, HEADING, lines)
+    tell({HEADING: (row(*compared(run).cells) for run in wanted)}, given.update)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Final
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag, positional
 from megatron.flags.readable import told_as_error
-from tools.predict_published import update
+from tools.pages.tables import Errors, percent, row, tell, update_flag
 from tools.predictions.shared_runs import SHARED, SharedRun, read_shared
 from tools.predictions.shared_times import SharedPrediction
 
@@ -121,27 +121,20 @@ def class_of(run: SharedRun) -> str:
 def sums(rows: Sequence[PredictedRow], *, families: bool = False) -> Iterator[str]:
     """Yield the lines of ``CLASSES``, or those of ``FAMILIES``."""
     groups: dict[tuple[str, ...], list[PredictedRow]] = {}
-    for row in sorted(rows, key=lambda row: (row.kind, row.family)):
-        groups.setdefault((row.family, row.kind) if families else (row.kind,), []).append(row)
+    for own in sorted(rows, key=lambda own: (own.kind, own.family)):
+        groups.setdefault((own.family, own.kind) if families else (own.kind,), []).append(own)
     for name, group in groups.items():
-        errors = [row.error for row in group]
-        words = [*name, str(len(group))]
-        if not families:
-            words.append(str(len({row.family for row in group})))
-        words += [
-            f"{sum(map(abs, errors)) / len(errors):.1%}",
-            f"{max(errors, key=abs):+.1%}",
-            f"{sum(errors) / len(errors):+.1%}",
-            f"{sum(row.gap for row in group) / len(group):.1%}",
-        ]
-        yield f"| {' | '.join(words)} |".replace("%", " %")
+        found = Errors([own.error for own in group])
+        members = () if families else (len({own.family for own in group}),)
+        gap = percent(sum(own.gap for own in group) / len(group))
+        yield row(*name, len(group), *members, found.mean, found.worst, found.signed, gap)
 
 
 def left_out_rows(reasons: Mapping[int, str]) -> Iterator[str]:
     """Yield the lines of ``LEFT_OUT``: every reason, and how many rows it keeps out."""
     found = list(reasons.values())
     for reason in sorted(set(found), key=found.count, reverse=True):
-        yield f"| {reason} | {found.count(reason)} |"
+        yield row(reason, found.count(reason))
 
 
 def read_predicted(path: Path) -> list[PredictedRow]:
@@ -171,12 +164,8 @@ class SharedFlags:
 
     reference: Path = positional(f"Folder with {SHARED}.", "REFERENCE")
     rows: tuple[int, ...] = flag((), "Only these rows, by their id.", COUNT, unset="all")
-    update: Path | None = flag(
-        None,
-        f"Also write {PREDICTED}, and the sums into this page.",
-        unset="none",
-        metavar="PAGE",
-        excludes="--rows",
+    update: Path | None = update_flag(
+        "--rows", f"Also write {PREDICTED}, and the sums into this page."
     )
 
 
@@ -197,17 +186,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(*found[-1].cells, sep=",", flush=True)
     if given.rows:
         return
-    told = {
-        CLASSES: list(sums(found)),
-        FAMILIES: list(sums(found, families=True)),
-        LEFT_OUT: list(left_out_rows(left_out)),
-    }
-    for heading, lines in told.items():
-        print("", heading, f"|---|{'--:|' * (heading.count('|') - 2)}", *lines, sep="\n")
     if given.update is not None:
         write_predicted(given.reference / PREDICTED, found)
-        for heading, lines in told.items():
-            update(given.update, heading, lines)
+    sums_of = {CLASSES: sums(found), FAMILIES: sums(found, families=True)}
+    print()
+    tell({**sums_of, LEFT_OUT: left_out_rows(left_out)}, given.update)
 
 
 if __name__ == "__main__":
