@@ -10,6 +10,7 @@ from harness.rank_pool import RankPool
 from runtime.test_placeholder_passes import CASES
 
 from megatron.parallel.lanes import Done, make_lane
+from megatron.runtime import timeline
 from megatron.runtime.executor import Executor
 from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.schedules.costs import Costs
@@ -21,7 +22,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from tools.emulation import emulated_communicator, emulated_passes
 from tools.emulation.emulated_communicator import EmulatedCommunicator, Link, Message
-from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer, mix
+from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer, mix, overheads_of
 
 RANKS = 3
 
@@ -30,7 +31,7 @@ def run_emulated(rank: int, world_size: int, *, plan: Plan, iterations: int) -> 
     """Return this rank's checksum of every iteration of a program whose passes take no time."""
     groups = make_pipeline_groups()
     lane, copies = make_lane(CPU, world_size, "vocabulary"), make_lane(CPU, 2, "host")
-    pacer = Pacer(lambda item: 0.0, lambda comm: 0.0, overshoot=0.0)
+    pacer = Pacer(rank, lambda item: 0.0, lambda comm: 0.0, overshoot=0.0)
     program = lower(plan)
     host = HostCopies(program, rank, (), copies, HostBuffers(CPU), CPU) if plan.offloaded else None
     passes = EmulatedPasses(plan, rank, host=host)
@@ -156,7 +157,7 @@ class FakeTime:
     def __init__(self) -> None:
         self.now = 100.0
 
-    def monotonic(self) -> float:
+    def perf_counter(self) -> float:
         self.now += self.TICK
         return self.now
 
@@ -167,18 +168,18 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
-    for module in (emulated_passes, emulated_communicator):
+    for module in (emulated_passes, emulated_communicator, timeline):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 def pacer_of(pass_seconds: float, comm_seconds: float = 0.0) -> Pacer:
-    return Pacer(lambda item: pass_seconds, lambda comm: comm_seconds, overshoot=0.0)
+    return Pacer(0, lambda item: pass_seconds, lambda comm: comm_seconds, overshoot=0.0)
 
 
 def test_passes_last_and_only_what_lies_between_is_overhead(clock: FakeTime) -> None:
     pacer = pacer_of(pass_seconds=2.0)
-    pacer.begin(start := clock.now + 1.0)
+    pacer.begin(start := clock.now)
     with pacer.span(Pass("F", 0)):
         clock.sleep(0.5)  # emulating the pass is part of it
     assert clock.now == pytest.approx(start + 2.0, abs=10 * FakeTime.TICK)
@@ -187,7 +188,8 @@ def test_passes_last_and_only_what_lies_between_is_overhead(clock: FakeTime) -> 
         clock.sleep(7.0)
     with pacer.span(Pass("B", 0)):
         pass
-    assert pacer.overheads == pytest.approx([0.0, 0.25], abs=10 * FakeTime.TICK)
+    assert overheads_of(pacer.spans()) == pytest.approx([0.0, 0.25], abs=10 * FakeTime.TICK)
+    assert [span.length for span in pacer.spans()] == pytest.approx([2.0, 7.0, 2.0], abs=0.01)
 
 
 @pytest.mark.parametrize("waits", [(0.0, 0.0), (2.0, 1.0), (4.0, 4.0), (0.0, 8.0), (6.0, 2.0)])
@@ -200,6 +202,7 @@ def test_a_pair_lasts_as_long_as_in_the_simulator(
     costs = Costs({"F": 8.0, "B": 10.0}, waits={"F": waits[0], "B": waits[1]})
     pair = Pass("F", 1), Pass("B", 0)
     pacer = Pacer(
+        0,
         lambda item: costs.of_pass(plan, 0, item),
         lambda comm: 0.0,
         overshoot=0.0,
@@ -209,7 +212,7 @@ def test_a_pair_lasts_as_long_as_in_the_simulator(
     with pacer.pair(*pair):
         pacer.turns.run(lambda: pacer.in_turns(pair[1]), lambda: pacer.in_turns(pair[0]))
     assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
-    assert len(pacer.overheads) == 1
+    assert len(overheads_of(pacer.spans())) == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3.0])

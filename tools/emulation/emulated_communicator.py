@@ -47,7 +47,7 @@ class Message:
         self._pending = pending
         self._seconds = seconds
         self._pacer = pacer
-        self._issued = time.monotonic()
+        self._issued = time.perf_counter()
         self._through: float | None = None
         self._tensor: Tensor | None = None
         link.under_way.append(self)
@@ -99,6 +99,6 @@ class EmulatedCommunicator(Communicator):
         if self._groups.pipeline.rank == participants(self._plan, comm)[0]:
             name = "output" if comm.kind == "X" else "input_gradient"
             tensor = self.passes.store.get(name, self._plan.unit(comm), comm.stage)
-            tensor.view(-1)[-1] = time.monotonic()
+            tensor.view(-1)[-1] = time.perf_counter()
         link = self._links[lane_of(self._plan, comm)]
         return Message(link, super().start(comm), self._seconds(comm), self._pacer)

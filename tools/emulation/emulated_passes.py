@@ -5,11 +5,11 @@ so a wrong checksum of an iteration shows that some data went to the wrong place
 simulator, a communication with a given time begins when all participants have issued it and its
 lane is free. A message carries the time at which it was sent (``emulated_communicator``), and a
 collective, or a copy to or from the host, keeps its lane busy. All ranks must run on one machine,
-because they share its monotonic clock.
+because they share its clock.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any, Final, TypeVar
@@ -22,10 +22,12 @@ from megatron.parallel.turns import Turns
 from megatron.runtime.offload import HostCopies
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.timeline import Recorder
 from megatron.runtime.units import UnitTensors
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
+from megatron.simulator.simulate import Span
 from tools.emulation.emulated_replicas import EmulatedBuckets
 
 T = TypeVar("T")
@@ -49,12 +51,11 @@ def mix(item: Pass, rank: int, *taken: int) -> int:
     return value
 
 
-class Pacer:
-    """Makes passes and collectives last, and counts the time a rank spends beside them.
-
-    It observes the executor (``megatron.runtime.observer.Observer``).
+class Pacer(Recorder):
+    """Makes passes and collectives last, and records them as training does.
 
     Args:
+        rank: pipeline rank.
         duration: seconds of a pass, which must be more than emulating it takes.
         seconds: time of a communication; free ones take what they take on this machine.
         overshoot: seconds by which a sleep lasts too long on this machine.
@@ -62,57 +63,47 @@ class Pacer:
 
     Attributes:
         turns: of the passes of a pair.
-        overheads: for every pass, the seconds between the end of the one before and its own begin
-            in which the rank did not wait for a communication.
     """
 
     def __init__(
         self,
+        rank: int,
         duration: Callable[[Pass], float],
         seconds: Callable[[Comm], float],
         overshoot: float,
         waits: Callable[[Pass], float] = lambda item: 0.0,
     ) -> None:
+        super().__init__(rank, torch.device("cpu"))
         self.turns = Turns()
-        self.overheads: list[float] = []
         self._duration = duration
-        self._seconds = seconds
+        self._of_comm = seconds
         self._overshoot = overshoot
         self._waits = waits
         self._is_pair = False
-        self._awake_since = 0.0
-
-    def begin(self, start: float) -> None:
-        """Sleep until ``start`` on the monotonic clock, and count from there."""
-        self.overheads = []
-        self.sleep_until(start)
-        self._awake_since = start
 
     def sleep_until(self, deadline: float) -> None:
-        """Sleep until the monotonic clock shows ``deadline``."""
-        remaining = deadline - time.monotonic() - self._overshoot
+        """Sleep until the clock (``time.perf_counter``) shows ``deadline``."""
+        remaining = deadline - time.perf_counter() - self._overshoot
         if remaining > 0:
             time.sleep(remaining)
-        while time.monotonic() < deadline:
+        while time.perf_counter() < deadline:
             pass
 
     @contextmanager
     def span(self, item: Pass) -> Iterator[None]:
         """Make a pass last its time."""
-        start = time.monotonic()
-        self.overheads.append(start - self._awake_since)
-        yield
-        self.sleep_until(start + self._duration(item))
-        self._awake_since = time.monotonic()
+        with super().span(item):
+            start = time.perf_counter()
+            yield
+            self.sleep_until(start + self._duration(item))
 
     @contextmanager
     def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
         """Let the passes of a pair last by themselves (``in_turns``)."""
-        self.overheads.append(time.monotonic() - self._awake_since)
         self._is_pair = True
-        yield
+        with super().pair(forward, backward):
+            yield
         self._is_pair = False
-        self._awake_since = time.monotonic()
 
     def in_turns(self, item: Pass) -> None:
         """Make a pass of a pair last: it works, and hands over while its tokens travel.
@@ -125,39 +116,49 @@ class Pacer:
         work = self._duration(item) / EXCHANGES - wait
         for _ in range(EXCHANGES):
             if item.kind == "F":
-                self.sleep_until(time.monotonic() + work)
-            arrival = time.monotonic() + wait
+                self.sleep_until(time.perf_counter() + work)
+            arrival = time.perf_counter() + wait
             self.turns.hand_over()
             self.sleep_until(arrival)
             if item.kind == "B":
-                self.sleep_until(time.monotonic() + work)
-
-    @contextmanager
-    def waiting(self, comm: Comm) -> Iterator[None]:
-        """Leave the wait for a communication out of what is counted."""
-        start = time.monotonic()
-        yield
-        self._awake_since += time.monotonic() - start
+                self.sleep_until(time.perf_counter() + work)
 
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
         """Return the ``work`` of a collective that keeps its lane busy for its time."""
-        seconds = self._seconds(comm)
+        seconds = self._of_comm(comm)
 
         def lasting() -> T:
             result = work()
-            self.sleep_until(time.monotonic() + seconds)
+            self.sleep_until(time.perf_counter() + seconds)
             return result
 
-        return lasting if seconds else work
+        return super().timed(comm, lasting if seconds else work)
+
+
+def overheads_of(spans: Iterable[Span]) -> list[float]:
+    """Return the seconds before every pass, or pair, in which its rank neither ran nor waited.
+
+    Args:
+        spans: records of an iteration of one rank, from its common start on.
+    """
+    awake, found = 0.0, []
+    for span in sorted(spans, key=lambda own: own.end):
+        if span.lane == "wait":
+            awake += span.length
+        elif span.lane == "compute":
+            if not (span.beside and span.kind == "B"):  # that follows the F of its pair at once
+                found.append(span.start - awake)
+            awake = span.end
+    return found
 
 
 def measure_overshoot(samples: int = 50) -> float:
     """Return the seconds by which a sleep takes too long on this machine, in the median."""
     excess = []
     for _ in range(samples):
-        start = time.monotonic()
+        start = time.perf_counter()
         time.sleep(1e-3)
-        excess.append(time.monotonic() - start - 1e-3)
+        excess.append(time.perf_counter() - start - 1e-3)
     return median(excess)
 
 

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from megatron.parallel.collectives import broadcast
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.parallel.lanes import Lane, make_lane
+from megatron.runtime.clocks import common_start
 from megatron.runtime.executor import Executor
 from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.schedules.buckets import Bucket
@@ -28,7 +28,7 @@ from megatron.schedules.passes import Pass
 from megatron.simulator.clocks import comm_time, pass_time
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.emulation.emulated_communicator import EmulatedCommunicator
-from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer
+from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer, overheads_of
 from tools.emulation.emulated_replicas import EmulatedBuckets, EmulatedReplicaWork
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
@@ -194,7 +194,7 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
     def waits(item: Pass) -> float:
         return job.unit * job.costs.waits_of(plan, rank, item)
 
-    pacer = Pacer(_duration(job, groups), seconds, overshoot, waits)
+    pacer = Pacer(rank, _duration(job, groups), seconds, overshoot, waits)
     buckets = EmulatedBuckets(job.buckets[rank] if job.buckets else (), groups.gradients)
     host = _host_copies(job.program, rank, lanes.host) if plan.offloaded else None
     passes = EmulatedPasses(plan, rank, groups.data.rank, buckets, pacer, host)
@@ -205,17 +205,18 @@ def run_job(job: EmulatedJob, groups: Groups, lanes: Lanes, overshoot: float) ->
     executor = Executor(passes, communicator, replicas=work, turns=pacer.turns, host=host)
     outcome = Outcome([], [], [], [])
     for _ in range(job.iterations):
-        start = _common_start(groups)
+        start = common_start(groups)[0] + HEAD_START * (1 + groups.world.size / 8)
+        pacer.sleep_until(start)
         pacer.begin(start)
         passes.checksum = 0
         if host is not None:
             host.begin(())
         executor.run(job.program, pacer)
-        outcome.seconds.append(time.monotonic() - start)
+        outcome.seconds.append(time.perf_counter() - start)
         assert not len(passes.store), "an iteration has left something in the store"
         outcome.checksums.append((passes.checksum + work.total()) % MODULUS)
         buckets.clear()
-        outcome.overheads.extend(pacer.overheads)
+        outcome.overheads.extend(overheads_of(pacer.spans()))
         outcome.peaks.append(peak_memory(groups.device).held)
     return outcome
 
@@ -234,12 +235,3 @@ def _duration(job: EmulatedJob, groups: Groups) -> Callable[[Pass], float]:
         return seconds * (1 + job.jitter * chance.uniform(-1, 1)) if job.jitter else seconds
 
     return duration
-
-
-def _common_start(groups: Groups) -> float:
-    """Return a time on the monotonic clock, the same on every rank, soon after all have met."""
-    groups.world.barrier()
-    start = torch.tensor(
-        [time.monotonic() + HEAD_START * (1 + groups.world.size / 8)], dtype=torch.float64
-    )
-    return broadcast(start, 0, groups.world).item()
