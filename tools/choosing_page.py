@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.command_line import parse
     from megatron.flags.command import read
     from megatron.flags.declare import flag
     from megatron.planning.forecast_run import RunForecast, forecast_run
@@ -31,23 +30,28 @@ with in_environment():
     from megatron.simulator.draw.svg import paint_svg
     from tools.pages.tables import row, rule
     from tools.predictions.kept import kept
+    from tools.predictions.scenarios import GPT, NO_DROPOUT, UNTIED, Scenario
     from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
 
-JOB: Final = (
-    "--pipeline-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
-    "--seq-length 2048 --untie-embeddings-and-output-weights --attention-dropout 0 "
-    "--hidden-dropout 0 --bf16 --micro-batch-size 1 --global-batch-size 32 --lr 1e-4 "
-    "--train-iters 1 --pipeline-schedule auto --dry-run"
+DEVICE: Final = "H100"
+PLANNED_FOR: Final = "A100"
+"""The GPU whose times plans are made with; the times of the page are those of ``DEVICE``."""
+JOB: Final = Scenario(
+    GPT,
+    PLANNED_FOR,
+    8,
+    schedule="auto",
+    seq_length=2048,
+    samples=32,
+    layers=f"{UNTIED} {NO_DROPOUT}",
 )
-"""The job, as flags of training."""
 
 SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
 TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}
 """The treatments of the vocabulary, each with the kind of passes that lends it its colour."""
-DEVICE: Final = "H100"
 ERROR: Final = error_of(across=False)
 """Mean error of predictions for one machine, as a share of the time: a smaller gap is a tie."""
 
@@ -162,8 +166,7 @@ def choices(vocab_size: int, schedules: Collection[str] | None = None) -> list[C
     """
     found = []
     for treatment in TREATMENTS:
-        given = [*JOB.split(), "--vocab-parallel", treatment, "--vocab-size", str(vocab_size)]
-        config = parse(given, 1, speak=False)
+        config = JOB._replace(treatment=treatment, vocabulary=vocab_size).config
         for candidate in asked(config):
             if schedules is None or candidate.schedule in schedules:
                 forecast = forecast_run(config, candidate.run_plan, GPUS[DEVICE])

@@ -29,16 +29,15 @@ with in_environment():
         LAYOUTS,
         LIMIT,
         PAIRED_SCHEDULES,
-        QWEN,
         QWEN_JOB,
         VOCABULARIES,
         Found,
-        Job,
         PassTimes,
         paired,
         pass_times,
         predicted,
     )
+    from tools.predictions.scenarios import QWEN, Scenario
     from tools.predictions.ties import error_of, is_tie
 
 TOOL: Final = "experts_page.py"
@@ -48,11 +47,11 @@ ERROR: Final = error_of(across=True)
 
 _TREATMENTS: Final = ("none", "redis", "vocab-2")
 
-Rows = Mapping[Job, Found]
+Rows = Mapping[Scenario, Found]
 """Predictions by job."""
 
 
-def jobs() -> list[Job]:
+def jobs() -> list[Scenario]:
     """Return all jobs of the page, each once."""
     found = [*LAYOUTS, *IMBALANCES.values(), *DEEPSEEKS]
     found += [own for job, names in VOCABULARIES for own in treated(job, names)]
@@ -60,7 +59,7 @@ def jobs() -> list[Job]:
     return list(dict.fromkeys(found))
 
 
-def treated(job: Job, names: Sequence[str]) -> list[Job]:
+def treated(job: Scenario, names: Sequence[str]) -> list[Scenario]:
     """Return a job with each of some treatments of the vocabulary."""
     return [job._replace(treatment=name) for name in names]
 
@@ -90,7 +89,7 @@ def fastest(found: Mapping[str, float]) -> str:
     return f"{first} is the fastest.{tied}"
 
 
-def layout_row(job: Job, found: Found, *, named: bool) -> str:
+def layout_row(job: Scenario, found: Found, *, named: bool) -> str:
     """Return the row of a layout; ``named``: with the name of its model."""
     cells = (
         job.model if named else "",
@@ -147,7 +146,7 @@ def vocabularies(rows: Rows) -> Iterator[str]:
     yield f"For Qwen3 with a vocabulary of {QWEN_JOB.vocabulary:,}, {fastest(times)}"
 
 
-def _schedule(job: Job) -> str:
+def _schedule(job: Scenario) -> str:
     """Return the schedule of a job in words."""
     name, _, chunks = job.schedule.partition("/")
     return f"{name} ({chunks} chunks)" if chunks else name

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.command_line import parse
     from megatron.config.replicas import ReplicaConfig
     from megatron.config.run_config import RunConfig
     from megatron.flags.command import read
@@ -32,15 +31,7 @@ with in_environment():
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu
     from tools.pages.tables import table
-
-
-MODEL: Final = (
-    "--pipeline-model-parallel-size 8 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
-    "--seq-length 2048 --max-position-embeddings 2048 --vocab-size 256000 "
-    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --bf16 "
-    "--vocab-parallel vocab-2 --micro-batch-size 1 --lr 1e-4 --train-iters 1 --dry-run"
-)
-"""The model and its layout, as flags of training."""
+    from tools.predictions.scenarios import GPT, NO_DROPOUT, UNTIED, Scenario
 
 
 # The formatter is off so that the flags read as a table.
@@ -99,8 +90,16 @@ Results = dict[Case, Found]
 
 def one_replica(schedule: str, options: ScaleFlags) -> RunConfig:
     """Return a run of a single replica."""
-    words = f"{MODEL} --pipeline-schedule {schedule} --global-batch-size {options.microbatches}"
-    return parse([*words.split(), "--dry-run-gpu", options.gpu], world_size=1, speak=False)
+    return Scenario(
+        GPT,
+        options.gpu,
+        8,
+        schedule=schedule,
+        vocabulary=256_000,
+        seq_length=2048,
+        samples=options.microbatches,
+        layers=f"{UNTIED} {NO_DROPOUT}",
+    ).config
 
 
 def among(config: RunConfig, case: Case, latency: float) -> RunConfig:

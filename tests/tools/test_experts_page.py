@@ -23,30 +23,27 @@ from tools.experts_page import (
 )
 from tools.pages.tables import replaced
 from tools.predictions.mixtures import (
-    DEEPSEEK,
     IMBALANCES,
     LAYOUTS,
     LOSS,
-    MIXTRAL,
-    MODELS,
     PAIRED,
     PAIRED_SCHEDULES,
     QWEN_JOB,
     VOCABULARIES,
     Found,
-    Job,
     paired,
     predicted,
 )
+from tools.predictions.scenarios import DEEPSEEK, MIXTRAL, MODELS, Scenario
 
 TEXT = PAGE.read_text(encoding="utf-8")
 CODE = [own for own in TEXT.split("\n\n") if own.startswith("    ")]
 
 
-class Predicted(dict[Job, Found]):
+class Predicted(dict[Scenario, Found]):
     """Predictions, each made when it is asked for."""
 
-    def __missing__(self, job: Job) -> Found:
+    def __missing__(self, job: Scenario) -> Found:
         return predicted(job)
 
 
@@ -65,7 +62,7 @@ def words_of(start: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("place", "job"), [(0, QWEN_JOB), (1, PAIRED._replace(schedule="dualpipe-v"))]
 )
-def test_a_command_of_the_page_is_the_job_of_its_table(place: int, job: Job) -> None:
+def test_a_command_of_the_page_is_the_job_of_its_table(place: int, job: Scenario) -> None:
     _, _, *words = words_of("python pretrain_gpt.py --dry-run")[place]
     own, other = parse(words, 1, speak=False), job.config
     assert (own.model, own.parallel) == (other.model, other.parallel)

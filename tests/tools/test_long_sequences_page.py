@@ -70,12 +70,12 @@ def test_a_batch_has_a_sample_for_every_replica_and_equally_many_tokens() -> Non
     for job in JOBS:
         for length in LENGTHS.values():
             for one in settings(job, length, "vocab-2")[::5]:
-                batch = one.config.train.global_batch_size
+                batch = one.scenario.config.train.global_batch_size
                 assert batch * length == job.tokens
                 assert one.layout.pipeline * one.layout.context * one.layout.replicas == job.gpus
     assert {
         own.parallel.vocab_parallel
-        for own in (settings(JOB, 1 << 13, name)[0].config for name in TREATMENTS)
+        for own in (settings(JOB, 1 << 13, name)[0].scenario.config for name in TREATMENTS)
     } == set(TREATMENTS)
 
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_plan import asked
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS
-from tools.predictions.splitting import MODELS, SHARDED
+from tools.predictions.scenarios import LLAMA, NO_DROPOUT, Scenario
 
 GPU: Final = "H100"
 VOCABULARY: Final = 128_256
@@ -114,36 +112,33 @@ class Setting:
     memory: Memory
 
     @property
-    def flags(self) -> str:
-        """The flags of training."""
-        model, layout = MODELS[self.job.model], self.layout
-        batch = max(self.job.tokens // self.length, layout.replicas)
+    def scenario(self) -> Scenario:
+        """The job as flags of training."""
+        layout = self.layout
         more = [
-            f"--dry-run-replicas {layout.replicas} {SHARDED}" * (layout.replicas > 1),
-            f"--context-parallel-size {layout.context} --cp-comm-type a2a" * (layout.context > 1),
             f"--num-seq-splits {self.slices} --seq-split-strategy balanced" * (self.slices > 1),
             EVERY_LAYER * self.memory.again,
             "--cpu-offload" * self.memory.moved,
         ]
-        return f"""--dry-run --dry-run-gpu {GPU} --bf16 --num-layers {model.layers}
-            --hidden-size {model.hidden} --ffn-hidden-size {model.ffn}
-            --num-attention-heads {model.heads} --group-query-attention --num-query-groups 8
-            --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope
-            --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
-            --seq-length {self.length} --micro-batch-size 1 --global-batch-size {batch}
-            --train-iters 1 --lr 1e-4 --pipeline-model-parallel-size {layout.pipeline}
-            --pipeline-schedule interleaved --num-virtual-stages-per-pipeline-rank {CHUNKS}
-            --vocab-parallel {self.treatment} --vocab-size {VOCABULARY} {" ".join(more)}"""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run."""
-        return parse(self.flags.split(), 1, speak=False)
+        return Scenario(
+            self.job.model,
+            GPU,
+            layout.pipeline,
+            layout.replicas,
+            context=layout.context,
+            schedule=f"interleaved/{CHUNKS}",
+            treatment=self.treatment,
+            vocabulary=VOCABULARY,
+            seq_length=self.length,
+            samples=max(self.job.tokens // self.length, layout.replicas),
+            more=" ".join(more),
+            layers=f"{LLAMA} {NO_DROPOUT}",
+        )
 
     @cached_property
     def candidate(self) -> Candidate:
         """The run with its schedule, not planned yet."""
-        [found] = asked(self.config)
+        [found] = asked(self.scenario.config)
         return found
 
     @cached_property

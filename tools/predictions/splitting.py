@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from megatron.config.command_line import parse
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import RunForecast, forecast_run
@@ -19,26 +18,10 @@ from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.count import CollectiveKind, Launch
 from megatron.simulator.costs.gpus import GIB, GPUS
 from megatron.simulator.costs.launch_time import Rates
+from tools.predictions.scenarios import Scenario
 
 TREATMENTS: Final = ("none", "redis", "vocab-1", "vocab-2")
 VOCABULARIES: Final = {"32k": 32_000, "128k": 128_256, "256k": 256_000}
-
-
-class Model(NamedTuple):
-    """Sizes of a Llama 3 (arXiv 2407.21783, table 3)."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-
-
-MODELS: Final = {
-    "8B": Model(32, 4096, 14336, 32),
-    "70B": Model(80, 8192, 28672, 64),
-    "405B": Model(128, 16384, 53248, 128),
-}
-"""All have 8 groups of queries. The largest has 126 layers, which 16 stages cannot share alike."""
 
 
 class Job(NamedTuple):
@@ -84,24 +67,20 @@ class Job(NamedTuple):
             schedule: as in ``schedules``.
             more: further flags.
         """
-        model, (name, _, chunks) = MODELS[self.model], schedule.partition("/")
-        virtual = f"--num-virtual-stages-per-pipeline-rank {chunks}" if chunks else ""
-        shared = "--sequence-parallel" if self.tensor > 1 else ""
-        if self.replicas > 1:
-            shared += f" --dry-run-replicas {self.replicas} {SHARDED}"
-        flags = f"""--dry-run --dry-run-gpu {self.gpu} --bf16 --num-layers {model.layers}
-            --hidden-size {model.hidden} --ffn-hidden-size {model.ffn}
-            --num-attention-heads {model.heads} --group-query-attention --num-query-groups 8
-            --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope
-            --untie-embeddings-and-output-weights --seq-length 8192 --micro-batch-size 1
-            --global-batch-size {self.microbatches * self.replicas} --train-iters 1 --lr 1e-4
-            --tensor-model-parallel-size {self.tensor}
-            --pipeline-model-parallel-size {self.pipeline} --pipeline-schedule {name}
-            --vocab-parallel {treatment} --vocab-size {vocabulary} {virtual} {shared} {more}"""
-        return parse(flags.split(), 1, speak=False)
+        return Scenario(
+            self.model,
+            self.gpu,
+            self.pipeline,
+            self.replicas,
+            self.tensor,
+            schedule=schedule,
+            treatment=treatment,
+            vocabulary=vocabulary,
+            seq_length=8192,
+            samples=self.microbatches * self.replicas,
+            more=more,
+        ).config
 
-
-SHARDED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 
 _WHOLE: Final = ("1f1b", "interleaved/4", "zb-h1", "zb-v")
 
