@@ -221,6 +221,7 @@ def main(arguments: Sequence[str]) -> None:
         work(BenchmarkCase.from_json(options.worker), options.result)
         return
     # imported here, because the workers do not need it
+    from tools.benchmarking.harness import turns
     from tools.benchmarking.report import Report, table, write_report
     from tools.benchmarking.summary import rates_of, summarise
 
@@ -229,14 +230,14 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit("\n".join(["there is nothing to measure", *remarks]))
     runs: dict[str, list[dict[str, object]]] = {case.name: [] for case in cases}
     command = "python tools/benchmark.py " + " ".join(arguments)
-    for number in range(1, options.rounds + 1):
-        for case in cases:
-            runs[case.name].append(measure(case))
-            print(f"round {number}/{options.rounds}: {case.name}", file=sys.stderr, flush=True)
-        rows = summarise(cases, runs)
-        rates = rates_of(runs)
-        write_report(Report(rows, rates, cases[0], command.strip(), number, remarks), options.out)
-    print(table(rows))
+    for number, case in turns(cases, options.rounds):
+        runs[case.name].append(measure(case))
+        print(f"round {number + 1}/{options.rounds}: {case.name}", file=sys.stderr, flush=True)
+        if all(len(own) == number + 1 for own in runs.values()):
+            found, rates, said = summarise(cases, runs), rates_of(runs), command.strip()
+            report = Report(found, rates, cases[0], said, number + 1, remarks, runs)
+            write_report(report, options.out)
+    print(table(report.rows))
 
 
 def wanted_cases(options: BenchmarkFlags) -> Iterator[BenchmarkCase]:

@@ -17,15 +17,15 @@ A time is that of the slowest rank; CPU seconds are those of all ranks and threa
 are read from the page cache if they fit there, in the plain way as in ours.
 """
 
+import json
 import os
-import resource
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -42,28 +42,20 @@ with in_environment():
     from megatron.flags.declare import COUNT, POSITIVE, flag, required
     from megatron.parallel.box import Box, Piece
     from megatron.parallel.groups import ConnectedAxis
+    from tools.benchmarking import harness
+    from tools.benchmarking.harness import Taken, spread
+    from tools.pages.tables import row, rule
 
 
 HIDDEN = 2048
+ROUNDS = "rounds.json"
 WAYS = ("plain save", "save", "stall", "background", "plain load", "load")
 BASES = {"save": "plain save", "stall": "plain save", "load": "plain load"}
 """The way that each way is compared with."""
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Times of one way to save or load.
-
-    Attributes:
-        seconds: seconds until the slowest rank ended.
-        cpu: CPU seconds of all ranks and threads together.
-    """
-
-    seconds: float
-    cpu: float
-
-
 Round = dict[str, Taken]
+"""Seconds of every way until the slowest rank ended, and CPU seconds of all ranks together."""
 
 
 def own_tensors(rank: int, ranks: int, gigabytes: float) -> dict[str, BoxedTensor]:
@@ -111,9 +103,7 @@ class Bench:
     def _timed(self, work: Callable[[], object]) -> Taken:
         os.sync()  # writes that the way before has left behind
         self._hosts.barrier()
-        begun, cpu = time.perf_counter(), _cpu()
-        work()
-        own = time.perf_counter() - begun, _cpu() - cpu
+        _, own = harness.timed(work)
         everybody = self._hosts.all_gather_object(own)
         return Taken(max(s for s, _ in everybody), sum(c for _, c in everybody))
 
@@ -164,23 +154,17 @@ class Bench:
         return self._scratch / f"plain-{self._hosts.rank}.pt"
 
 
-def _cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 @dataclass(frozen=True)
-class SpeedFlags:
+class SpeedFlags(harness.RoundFlags):
     """What is written and read."""
 
     folder: Path = required("To write to and to empty.")
     gigabytes: float = flag(2.0, "Of all ranks together.", POSITIVE)
     ranks: tuple[int, ...] = flag((1, 2), "Ranks of each measurement.", COUNT)
-    rounds: int = flag(5, "Times that every way runs.", COUNT)
 
 
 def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
-    """Time all rounds; rank 0 prints."""
+    """Time all rounds; rank 0 writes them to a file of ``scratch``."""
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = str(ranks)  # as torchrun sets it
     hosts = ConnectedAxis("world", rank, tuple(range(ranks)))
@@ -193,8 +177,8 @@ def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
     bench = Bench(tensors, scratch, hosts)
     rounds = [bench.round(number) for number in range(args.rounds)]
     if rank == 0:
-        print(f"\n{size / 1e9:.2f} GB on {ranks} rank{'s' * (ranks > 1)}, {args.rounds} rounds\n")
-        print("\n".join(report(rounds)), flush=True)
+        found = {"bytes": size, "ranks": ranks, "rounds": rounds}
+        (scratch / ROUNDS).write_text(json.dumps(found), encoding="utf-8")
     if ranks > 1:
         dist.destroy_process_group()
 
@@ -202,28 +186,44 @@ def on_rank(rank: int, ranks: int, args: SpeedFlags, scratch: Path) -> None:
 def report(rounds: Sequence[Round]) -> Iterator[str]:
     """Yield a Markdown table of medians and ranges; ratios are formed within each round."""
     yield "| way | seconds, median (range) | CPU seconds | to plain, median (range) |"
-    yield "|---|---|---|---|"
+    yield rule(4, "l")
+    seconds = {way: [taken[way].seconds for taken in rounds] for way in WAYS}
     for way in WAYS:
-        seconds = [taken[way].seconds for taken in rounds]
         cpu = statistics.median(taken[way].cpu for taken in rounds)
-        ratio = ""
-        if way in BASES:
-            pairs = [taken[way].seconds / taken[BASES[way]].seconds for taken in rounds]
-            ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
-        span = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-        yield f"| {way} | {span} | {cpu:.2f} | {ratio} |"
+        base = BASES.get(way)
+        ratio = "" if base is None else spread(harness.ratios(seconds[way], seconds[base]))
+        yield row(way, spread(seconds[way]), f"{cpu:.2f}", ratio)
+
+
+def measure(ranks: int, args: SpeedFlags) -> dict[str, Any]:
+    """Return the bytes, the ranks and all rounds of a job with so many ranks."""
+    scratch = args.folder / f"checkpoint-benchmark-{os.getpid()}-{ranks}"
+    scratch.mkdir(parents=True)
+    try:
+        torch.multiprocessing.spawn(on_rank, (ranks, args, scratch), nprocs=ranks)
+        found: dict[str, Any] = json.loads((scratch / ROUNDS).read_text(encoding="utf-8"))
+        return found
+    finally:
+        shutil.rmtree(scratch)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    args = read(arguments, __doc__, SpeedFlags)[SpeedFlags]
-    for ranks in args.ranks:
-        scratch = args.folder / f"checkpoint-benchmark-{os.getpid()}-{ranks}"
-        scratch.mkdir(parents=True)
-        try:
-            torch.multiprocessing.spawn(on_rank, (ranks, args, scratch), nprocs=ranks)
-        finally:
-            shutil.rmtree(scratch)
+    words = sys.argv[1:] if arguments is None else arguments
+    args = read(words, __doc__, SpeedFlags)[SpeedFlags]
+    said = "A time is that of the slowest rank, CPU seconds are those of all ranks together."
+    run = harness.Run(["tools/checkpoint_benchmark.py", *words], "cpu", said, [])
+
+    def lines() -> Iterator[str]:
+        for ranks in args.ranks:
+            found = measure(ranks, args)
+            run.measured.append(found)
+            rounds = [{way: Taken(*own[way]) for way in WAYS} for own in found["rounds"]]
+            counts = f"{ranks} rank{'s' * (ranks > 1)}, {args.rounds} rounds"
+            yield f"{found['bytes'] / 1e9:.2f} GB on {counts}"
+            yield from ("", *report(rounds), "")
+
+    run.publish(lines(), args)
 
 
 if __name__ == "__main__":

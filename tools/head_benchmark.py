@@ -12,16 +12,13 @@ from a further process that gives freed memory back at once. PyTorch's F.linear_
 """
 
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,10 +32,11 @@ from megatron.flags.command import read
 from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
 from megatron.library.vocabulary import VocabParallelHead
 from megatron.training.metrics.peak_memory import peak_memory
+from tools.benchmarking import harness
 from tools.benchmarking.allocator import allocator, allocator_name
+from tools.pages.tables import row, rule
 
 MB: Final = 1e6
-_FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 _LIMIT: Final = timedelta(minutes=20)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -90,7 +88,7 @@ def _sizes(text: str) -> Sequence[int]:
 # The formatter is off so that the flags read as a table.
 # fmt: off
 @dataclass(frozen=True)
-class HeadFlags:
+class HeadFlags(harness.RoundFlags):
     """What is measured."""
 
     vocab_sizes: Sequence[int] = flag(_sizes("32k,64k,128k,256k"), "Entries, such as 32k,64k.",
@@ -101,7 +99,6 @@ class HeadFlags:
     hidden_size: int = flag(512, "Width, h.", COUNT)
     dtype: Literal["bfloat16", "float32"] = flag("bfloat16", "Of the matrix and its input.")
     device: Literal["cpu", "cuda"] = flag("cpu", "Of the ranks.")
-    rounds: int = flag(5, "Times that every way runs.", COUNT)
     only: tuple[str, ...] = flag((), "This way; may be given several times.", choices=EVERY,
         metavar="WAY", repeats=True, unset=f"all of {', '.join(EVERY)}")
     way: str = flag("", "Of this process.", hidden=True)
@@ -152,28 +149,26 @@ def run_rank(arguments: HeadFlags) -> dict[str, Any]:
         )
         dist.init_process_group(backend, meeting, _LIMIT, ranks, rank)
     call, x_nh, leaves = _problem(arguments, device)
-    before, worked, loss = _held(device), 0.0, 0.0
-    times: list[float] = []
-    for at in range(arguments.rounds + 1):
-        if ranks > 1:
-            dist.barrier()
-        started, begun = time.perf_counter(), time.process_time()
+
+    def both_ways() -> float:
         result = call()
         result.backward()
-        loss = float(result.detach())  # on a GPU this waits for the result
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        del result
-        if at:
-            times.append(time.perf_counter() - started)
-            worked += time.process_time() - begun
+        return float(result.detach())  # on a GPU this waits for the result
+
+    before, loss = _held(device), 0.0
+    times: list[harness.Taken] = []
+    for _ in range(arguments.rounds + 1):
+        if ranks > 1:
+            dist.barrier()
+        loss, taken = harness.timed(both_ways, device.type)
+        times.append(taken)
         for leaf in (x_nh, *leaves):
             leaf.grad = None
     if ranks > 1:
         dist.destroy_process_group()
     return {
-        "seconds": times,
-        "processor": worked / max(1, arguments.rounds),
+        "seconds": [taken.seconds for taken in times[1:]],
+        "processor": fmean(taken.cpu for taken in times[1:]),
         "bytes": peak_memory(device).held - before,
         "loss": loss,
     }
@@ -216,8 +211,7 @@ def _held(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+    return harness.held()
 
 
 def measure(argv: Sequence[str], way: str, ranks: int, vocab_size: int, on_cpu: bool) -> Found:
@@ -225,7 +219,7 @@ def measure(argv: Sequence[str], way: str, ranks: int, vocab_size: int, on_cpu: 
     timed = _run(argv, way, ranks, vocab_size, allocator() if on_cpu else {})
     memory = timed
     if on_cpu:
-        memory = _run([*argv, "--rounds", "1"], way, ranks, vocab_size, _FREED_AT_ONCE)
+        memory = _run([*argv, "--rounds", "1"], way, ranks, vocab_size, harness.FREED_AT_ONCE)
     rounds = zip(*(own["seconds"] for own in timed), strict=True)
     return Found(
         [max(seconds) for seconds in rounds],
@@ -242,42 +236,23 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         words = ["--way", way, "--ranks", str(ranks), "--vocab-sizes", str(vocab_size)]
         command = [sys.executable, __file__, *argv, *words, "--meeting", f"{folder}/meeting"]
-        started = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | variables,
-            )
-            for rank in range(ranks)
-        ]
-        printed = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"{way} with {ranks} ranks at V = {vocab_size} failed")
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+        what = f"{way} with {ranks} ranks at V = {vocab_size}"
+        commands = [[*command, "--rank", str(rank)] for rank in range(ranks)]
+        return harness.apart(what, commands, variables)
 
 
-def report(arguments: HeadFlags, argv: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the report, in Markdown."""
-    on_cpu = arguments.device == "cpu"
-    who = f"; {allocator_name()}; load {os.getloadavg()[0]:.1f} at the start" if on_cpu else ""
-    yield (
-        f"{arguments.tokens} tokens, h = {arguments.hidden_size}, {arguments.dtype}, PyTorch "
-        f"{torch.__version__}, {arguments.threads} threads on {arguments.device}, "
-        f"{arguments.rounds} rounds{who}."
-    )
-    yield ""
+def report(
+    arguments: HeadFlags, argv: Sequence[str], measured: list[dict[str, Any]]
+) -> Iterator[str]:
+    """Yield the lines of the table as its rows are measured, and add them to ``measured``."""
     yield "| V | way | ranks | s, median (range) | processor s | MB a rank | loss |"
-    yield "|--:|---|--:|--:|--:|--:|--:|"
+    yield rule(7, "rlr")
     for vocab_size in arguments.vocab_sizes:
         for way, ranks in ways(arguments.only or EVERY, arguments.ranks):
-            found = measure(argv, way, ranks, vocab_size, on_cpu)
-            low, high = min(found.seconds), max(found.seconds)
-            yield (
-                f"| {vocab_size} | {way} | {ranks} | {statistics.median(found.seconds):.3f} "
-                f"({low:.3f} to {high:.3f}) | {found.processor:.2f} | {found.bytes / MB:.0f} | "
-                f"{found.loss:.4f} |"
-            )
+            found = measure(argv, way, ranks, vocab_size, arguments.device == "cpu")
+            measured.append({"V": vocab_size, "way": way, "ranks": ranks, **asdict(found)})
+            figures = (f"{found.processor:.2f}", f"{found.bytes / MB:.0f}", f"{found.loss:.4f}")
+            yield row(vocab_size, way, ranks, harness.spread(found.seconds, 3), *figures)
 
 
 def parse_arguments(argv: Sequence[str]) -> HeadFlags:
@@ -292,8 +267,14 @@ def main() -> None:
     if arguments.way:
         print(json.dumps(run_rank(arguments)))
         return
-    for line in report(arguments, argv):
-        print(line, flush=True)
+    said = (
+        f"{arguments.tokens} tokens, h = {arguments.hidden_size}, {arguments.dtype}, "
+        f"{arguments.threads} threads on {arguments.device}, {arguments.rounds} rounds."
+    )
+    run = harness.Run(
+        ["tools/head_benchmark.py", *argv], arguments.device, said, [], allocator_name()
+    )
+    run.publish(report(arguments, argv, run.measured), arguments)
 
 
 if __name__ == "__main__":

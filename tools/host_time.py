@@ -50,6 +50,8 @@ from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.runtime.pass_graphs import Slot
+from tools.benchmarking import harness
+from tools.pages.tables import row, rule
 
 CPU: Final = torch.device("cpu")
 HIDDEN: Final = 16
@@ -227,29 +229,28 @@ def measure(rounds: int) -> list[Subject]:
     """Run all subjects in turn, ``rounds`` times after some rounds to warm up."""
     with patch.object(Programs, "__getattr__", lambda *_: _Nothing()):
         found = subjects()
-        for _ in range(WARM_UPS + rounds):
-            for subject in found:
-                subject.run()
+        for _, subject in harness.turns(found, WARM_UPS + rounds):
+            subject.run()
     return found
 
 
 def rows(found: Sequence[Subject]) -> Iterator[str]:
     """Yield a Markdown table of medians in microseconds, and of ratios to the plain layer."""
     yield "| layer | F | B | W | all | F / plain | all / plain |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    yield rule(7)
     base, *_ = found
     for subject in found:
         times = [subject.seconds(kind) for kind in "FBW"]
         if not subject.splits:
             times[2] = 0.0
         whole = base.seconds("F") + base.seconds("B")
-        ratios = f"{times[0] / base.seconds('F'):.2f} | {sum(times) / whole:.2f}"
-        cells = " | ".join(f"{1e6 * seconds:.0f}" for seconds in (*times, sum(times)))
-        yield f"| {subject.name} | {cells} | {ratios} |"
+        ratios = (times[0] / base.seconds("F"), sum(times) / whole)
+        cells = (f"{1e6 * seconds:.0f}" for seconds in (*times, sum(times)))
+        yield row(subject.name, *cells, *(f"{ratio:.2f}" for ratio in ratios))
 
 
 @dataclass(frozen=True)
-class HostFlags:
+class HostFlags(harness.RoundFlags):
     """Measurement."""
 
     rounds: int = flag(300, "Times that every layer runs.", COUNT)
@@ -257,9 +258,14 @@ class HostFlags:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    rounds = read(argv, __doc__, HostFlags)[HostFlags].rounds
+    words = sys.argv[1:] if argv is None else argv
+    flags = read(words, __doc__, HostFlags)[HostFlags]
     torch.set_num_threads(1)
-    print("\n".join(rows(measure(rounds))))
+    found = measure(flags.rounds)
+    said = f"Microseconds of one of {LAYERS} layers, medians of {flags.rounds} rounds, one thread."
+    measured = {own.name: own.taken for own in found}
+    run = harness.Run(["tools/host_time.py", *words], "cpu", said, measured)
+    run.publish(rows(found), flags)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,11 @@ so its way runs without this project's files on the path.
 
 import json
 import os
-import platform
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
 
@@ -38,6 +35,9 @@ with in_environment():
     from megatron.data.prepare import train_tokenizer
     from megatron.flags.command import read
     from megatron.flags.declare import COUNT, POSITIVE, flag, required
+    from tools.benchmarking import harness
+    from tools.benchmarking.harness import spread
+    from tools.pages.tables import table
     from tools.preprocessing.ways import ways_for
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,20 +110,14 @@ def run(way: str, text: Path, model: Path, output: Path, workers: int, megatron:
     command = [sys.executable, str(ROOT / "tools" / "preprocessing" / "ways.py")]
     command += [way, str(text), str(model), str(output), str(workers)]
     path = megatron if way == "megatron" else ROOT
-    environment = {
-        **os.environ,
+    variables = {
         "PYTHONPATH": str(path),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
-    begin = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - begin
-    if done.returncode:
-        raise ValueError(f"{way} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    work, processors = map(float, done.stdout.split()[-2:])
-    return Taken([seconds], [work], [processors])
+    [own], taken = harness.timed(lambda: harness.apart(way, [command], variables))
+    return Taken([taken.seconds], *([seconds] for seconds in own))
 
 
 def compare(folder: Path) -> None:
@@ -138,8 +132,8 @@ def compare(folder: Path) -> None:
             raise ValueError(f"{one} and {other} differ")
 
 
-@dataclass(frozen=True)
-class RaceFlags:
+@dataclass(frozen=True, kw_only=True)
+class RaceFlags(harness.RoundFlags):
     """What is compared."""
 
     folder: Path = required("For everything that is made.")
@@ -147,51 +141,33 @@ class RaceFlags:
     megabytes: float = flag(32.0, "Of JSON lines.", POSITIVE)
     workers: int = flag(os.cpu_count() or 1, "Processes.", COUNT, unset="one per core")
     rounds: int = flag(3, "Times that every way runs.", COUNT)
-    report: Path | None = flag(None, "Markdown file, besides what is printed.", unset="none")
 
 
 def measure(given: RaceFlags, text: Path, model: Path) -> dict[str, Taken]:
     """Time all ways with a tokenizer."""
     ways = list(ways_for(model))
     taken = {way: Taken() for way in ways}
-    for number in range(given.rounds):
-        turn = number % len(ways)
-        for way in ways[turn:] + ways[:turn]:
-            output = given.folder / way / "out"
-            once = run(way, text, model, output, given.workers, given.megatron_core)
-            taken[way].command += once.command
-            taken[way].work += once.work
-            taken[way].processors += once.processors
-            print(f"{model.name} round {number + 1} {way}: {once.work[0]:.2f} s", file=sys.stderr)
+    for number, way in harness.turns(ways, given.rounds):
+        output = given.folder / way / "out"
+        once = run(way, text, model, output, given.workers, given.megatron_core)
+        taken[way].command += once.command
+        taken[way].work += once.work
+        taken[way].processors += once.processors
+        print(f"{model.name} round {number + 1} {way}: {once.work[0]:.2f} s", file=sys.stderr)
     compare(given.folder)
     return taken
 
 
-def report(
-    given: RaceFlags, words: Sequence[str], size: int, results: dict[str, dict[str, Taken]]
-) -> str:
-    """Return the report in Markdown."""
-    rows = [
-        f"    {' '.join(['python', 'tools/preprocess_benchmark.py', *words])}",
-        "",
-        f"{size / 1e6:.1f} MB of JSON lines, {given.workers} workers, {given.rounds} rounds, "
-        f"{os.cpu_count()} cores ({platform.machine()}); medians, with the smallest and the "
-        "largest in brackets. Work is without imports. CPU seconds are those of all processes "
-        "together; other work on the machine hardly changes them.",
-        "",
-        "| tokenizer | way | command, s | work, s | work, CPU s | MB per CPU s |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
+def report(size: int, results: dict[str, dict[str, Taken]]) -> Iterator[str]:
+    """Yield the lines of the table, for a text of ``size`` bytes."""
+    rows = []
     for model, taken in results.items():
         for way, times in taken.items():
             rate = size / 1e6 / statistics.median(times.processors)
-            seconds = map(_spread, (times.command, times.work, times.processors))
-            rows.append("| " + " | ".join([model, NAMES[way], *seconds, f"{rate:.2f}"]) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+            seconds = map(spread, (times.command, times.work, times.processors))
+            rows.append((model, NAMES[way], *seconds, f"{rate:.2f}"))
+    names = ("tokenizer", "way", "command, s", "work, s", "work, CPU s", "MB per CPU s")
+    return table(names, rows, "llr")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -204,10 +180,18 @@ def main(argv: Sequence[str]) -> int:
     results = {
         model.name: measure(given, text, model) for model in write_models(corpus, given.folder)
     }
-    page = report(given, argv, text.stat().st_size, results)
-    if given.report:
-        given.report.write_text(page, encoding="utf-8")
-    print(page)
+    size = text.stat().st_size
+    said = (
+        f"{size / 1e6:.1f} MB of JSON lines, {given.workers} workers, {given.rounds} rounds; "
+        "medians, with the smallest and the largest in brackets. Work is without imports. CPU "
+        "seconds are those of all processes together; other work on the machine hardly changes "
+        "them."
+    )
+    measured = {
+        model: {way: asdict(own) for way, own in taken.items()} for model, taken in results.items()
+    }
+    command = ["tools/preprocess_benchmark.py", *argv]
+    harness.Run(command, "cpu", said, measured).publish(report(size, results), given)
     return 0
 
 

@@ -13,13 +13,11 @@ hold. One shard stands for all: it merges its own statistics only.
 import json
 import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,7 +33,9 @@ from megatron.layers.vocabulary.output_s import LossOptions, ShardState, merge_s
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.training.metrics.peak_memory import peak_memory
-from tools.benchmarking.allocator import allocator
+from tools.benchmarking import harness
+from tools.benchmarking.allocator import allocator, allocator_name
+from tools.pages.tables import row, rule
 
 MB: Final = 1e6
 
@@ -45,25 +45,21 @@ WAYS: Final = tuple((name, again) for name in ("vocab-1", "vocab-2") for again i
 _FEW: Final = 1000
 """Entries of a small shard on which all code runs once before memory is measured."""
 
-_FREED_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-
 
 @dataclass(frozen=True)
-class ShardFlags:
+class ShardFlags(harness.RoundFlags):
     """Shard."""
 
     vocab_size: int = flag(256_000, "Entries of all shards.", COUNT)
     shards: int = flag(8, "Ranks that share the vocabulary.", COUNT)
     hidden_size: int = flag(2048, "Width of the model.", COUNT)
     seq_length: int = flag(2048, "Tokens.", COUNT)
-    rounds: int = flag(5, "Times that every way runs.", COUNT)
     memory_of: str = flag("", "Measure its memory.", choices=("vocab-1", "vocab-2"), hidden=True)
     vocab_recompute: bool = flag(False, "Whether T forms the logits again.", hidden=True)
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Seconds of the passes S and T."""
+class Taken(NamedTuple):
+    """CPU seconds of the passes S and T."""
 
     s: float
     t: float
@@ -111,17 +107,9 @@ class Shard:
 
     def timed(self) -> Taken:
         """Run both passes."""
-        start = time.process_time()
-        state = self.s()
-        between = time.process_time()
-        self.t(state)
-        return Taken(between - start, time.process_time() - between)
-
-
-def held() -> float:
-    """Return the bytes of memory that this process occupies."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+        state, of_s = harness.timed(self.s)
+        _, of_t = harness.timed(lambda: self.t(state))
+        return Taken(of_s.cpu, of_t.cpu)
 
 
 def measure_memory(arguments: ShardFlags) -> dict[str, float]:
@@ -129,9 +117,9 @@ def measure_memory(arguments: ShardFlags) -> dict[str, float]:
     shard = Shard(arguments, arguments.memory_of, arguments.vocab_recompute)
     few = replace(arguments, vocab_size=4 * _FEW, shards=4)
     Shard(few, arguments.memory_of, arguments.vocab_recompute).timed()  # loads code into memory
-    before = held()
+    before = harness.held()
     state = shard.s()
-    between = held() - before
+    between = harness.held() - before
     shard.t(state)
     peak = peak_memory(torch.device("cpu")).held - before
     return {"between": between, "peak": peak}
@@ -140,14 +128,9 @@ def measure_memory(arguments: ShardFlags) -> dict[str, float]:
 def memory_of(argv: Sequence[str], treatment: str, recompute: bool) -> dict[str, float]:
     """Return the result of ``measure_memory`` in a process of its own."""
     command = [sys.executable, __file__, *argv, "--memory-of", treatment]
-    done = subprocess.run(
-        command + ["--vocab-recompute"] * recompute,
-        env=os.environ | _FREED_AT_ONCE,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout)
+    command += ["--vocab-recompute"] * recompute
+    found: dict[str, float]
+    [found] = harness.apart(f"the memory of {treatment}", [command], harness.FREED_AT_ONCE)
     return found
 
 
@@ -155,43 +138,48 @@ def measure_times(arguments: ShardFlags) -> dict[tuple[str, bool], list[Taken]]:
     """Return the seconds of every way in every round, after a round to warm up."""
     shards = {way: Shard(arguments, *way) for way in WAYS}
     found: dict[tuple[str, bool], list[Taken]] = {way: [] for way in WAYS}
-    for number in range(arguments.rounds + 1):
-        turn = number % len(WAYS)
-        for way in WAYS[turn:] + WAYS[:turn]:
-            taken = shards[way].timed()
-            if number:
-                found[way].append(taken)
+    for number, way in harness.turns(WAYS, arguments.rounds + 1):
+        taken = shards[way].timed()
+        if number:
+            found[way].append(taken)
     return found
 
 
-def report(arguments: ShardFlags, argv: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the report, in Markdown."""
+def sizes(arguments: ShardFlags) -> str:
+    """Return a sentence on the shard."""
     rows = -(-arguments.vocab_size // arguments.shards)
     exponentials = 2 * rows * arguments.seq_length
-    yield (
+    return (
         f"One shard of {rows:,} of {arguments.vocab_size:,} entries, {arguments.seq_length} "
         f"tokens, h = {arguments.hidden_size}, bf16, {torch.get_num_threads()} thread; "
         f"exponentials {exponentials / MB:.1f} MB; {arguments.rounds} rounds."
     )
-    yield ""
+
+
+def report(
+    arguments: ShardFlags, argv: Sequence[str], measured: list[dict[str, Any]]
+) -> Iterator[str]:
+    """Yield the lines of the table, and add their measurements to ``measured``."""
     yield "| way | S, s | T, s | S + T to kept, median (range) | predicted | MB between S and T |"
-    yield "|---|--:|--:|--:|--:|--:|"
+    yield rule(6)
     times = measure_times(arguments)
     for name, again in WAYS:
-        own, kept = times[name, again], times[name, False]
-        ratios = sorted(a.both / b.both for a, b in zip(own, kept, strict=True))
+        own, kept = ([each.both for each in times[name, how]] for how in (again, False))
         products = [
             sum(TREATMENTS[name].products_of(kind, recompute=how) for kind in ("S", "T"))
             for how in (again, False)
         ]
-        memory = memory_of(argv, name, again)
-        yield (
-            f"| {name}, {'recomputed' if again else 'kept'} | "
-            f"{statistics.median(each.s for each in own):.2f} | "
-            f"{statistics.median(each.t for each in own):.2f} | "
-            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | "
-            f"{products[0] / products[1]:.2f} | {memory['between'] / MB:.1f}, "
-            f"at most {memory['peak'] / MB:.1f} |"
+        way, memory = f"{name}, {'recomputed' if again else 'kept'}", memory_of(argv, name, again)
+        measured.append({"way": way, "S and T": times[name, again], "bytes": memory})
+        yield row(
+            way,
+            *(
+                f"{statistics.median(passes):.2f}"
+                for passes in zip(*times[name, again], strict=True)
+            ),
+            harness.spread(harness.ratios(own, kept)),
+            f"{products[0] / products[1]:.2f}",
+            f"{memory['between'] / MB:.1f}, at most {memory['peak'] / MB:.1f}",
         )
 
 
@@ -206,7 +194,9 @@ def main() -> None:
     elif any(name not in os.environ for name in allocator()):
         os.execve(sys.executable, [sys.executable, __file__, *argv], os.environ | allocator())
     else:
-        print("\n".join(report(arguments, argv)))
+        command = ["tools/vocab_recompute.py", *argv]
+        run = harness.Run(command, "cpu", sizes(arguments), [], allocator_name())
+        run.publish(report(arguments, argv, run.measured), arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.checkpoint_benchmark import WAYS, Taken, main, report
+from tools.benchmarking.harness import Taken
+from tools.checkpoint_benchmark import WAYS, main, report
 
 
 def test_ratios_are_formed_within_a_round() -> None:

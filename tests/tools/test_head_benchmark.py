@@ -45,10 +45,13 @@ def test_a_report_has_a_row_for_every_way(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(head_benchmark, "measure", measured)
     argv = ["--vocab-sizes", "32k,1001"]
-    lines = list(report(parse_arguments(argv), argv))
+    raw: list[dict[str, object]] = []
+    lines = list(report(parse_arguments(argv), argv, raw))
     rows = [line for line in lines if line.startswith("| 32000") or line.startswith("| 1001")]
     assert len(rows) == 2 * len(list(ways(EVERY, 2)))
     assert rows[0] == "| 32000 | F.cross_entropy | 1 | 0.200 (0.100 to 0.400) | 0.50 | 3 | 9.2500 |"
+    assert [own["V"] for own in raw] == [32000] * (len(raw) // 2) + [1001] * (len(raw) // 2)
+    assert raw[0]["seconds"] == [0.2, 0.1, 0.4]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from tools import host_time
 
 def test_every_pass_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     host_time.main(["--rounds", "3"])
-    _, _, *rows = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "    python tools/host_time.py --rounds 3"
+    _, _, *rows = (line for line in printed if line.startswith("|"))
     names = [row.split("|")[1].strip() for row in rows]
     assert names[0] == "plain"
     assert names[1:] == [

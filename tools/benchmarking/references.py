@@ -7,7 +7,6 @@ where autograd leaves them. What is measured is the forward and backward of all 
 
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -33,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking.case import UPDATING, BenchmarkCase
+from tools.benchmarking.harness import timed
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
     WARM_UP_MICROBATCHES,
@@ -249,11 +249,5 @@ def _update(reference: Reference) -> None:
 
 
 def _seconds(step: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     dist.barrier()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return timed(step, device.type)[1].seconds

@@ -1,19 +1,17 @@
 """The report of a benchmark: tables, a plot, and how they are to be read."""
 
 import json
-import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from megatron.simulator.metrics import definitions
 from tools.benchmarking.allocator import allocator_name
 from tools.benchmarking.case import BASE, BenchmarkCase
-from tools.benchmarking.summary import Rates, Row
+from tools.benchmarking.harness import machine
+from tools.benchmarking.summary import Rates, Row, Runs
 from tools.pages import tables
 
 PASS_KINDS: Final = ("F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U")
@@ -30,6 +28,7 @@ class Report:
         command: the command that made the report.
         rounds: number of rounds.
         remarks: remarks in addition to the rows, one sentence each.
+        runs: every measurement.
     """
 
     rows: Sequence[Row]
@@ -38,6 +37,7 @@ class Report:
     command: str
     rounds: int
     remarks: Sequence[str] = ()
+    runs: Runs = field(default_factory=dict)
 
 
 def write_report(report: Report, folder: Path) -> None:
@@ -45,36 +45,16 @@ def write_report(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "command": report.command,
-        "machine": machine(report.case.device),
+        "machine": machine(report.case.device, allocator_name()),
         "rounds": report.rounds,
         "remarks": list(report.remarks),
         "rates": [asdict(rates) for rates in report.rates],
         "rows": [asdict(row) for row in report.rows],
+        "runs": report.runs,
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
     plot(report.rows, folder / "report.png")
-
-
-def machine(device: str) -> str:
-    """Return the description of the machine and its software.
-
-    Args:
-        device: of the cases, ``cpu`` or ``cuda``.
-    """
-    models = [
-        line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("model name")
-    ]
-    processor = f"{len(models)} x {models[0]}" if models else platform.processor()
-    parts = [processor, platform.system(), f"PyTorch {torch.__version__}"]
-    gpu = device == "cuda" and torch.cuda.is_available()
-    return ", ".join([torch.cuda.get_device_name(), *parts] if gpu else [*parts, allocator_name()])
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.is_file() else []
 
 
 def markdown(report: Report) -> str:
@@ -85,7 +65,7 @@ def markdown(report: Report) -> str:
 
     {report.command}
 
-{machine(case.device)}; {case.processes} ranks, m = {case.microbatches}, {case.layers} layers,
+{machine(case.device, allocator_name())}; {case.processes} ranks, m = {case.microbatches}, {case.layers} layers,
 h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
 1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
 

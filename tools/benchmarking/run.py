@@ -2,13 +2,10 @@
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-
-import torch
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
@@ -29,6 +26,7 @@ from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.rendezvous import join
 from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase
+from tools.benchmarking.harness import timed
 from tools.benchmarking.measure import (
     WARM_UP_ITERATIONS,
     WARM_UP_MICROBATCHES,
@@ -108,10 +106,19 @@ def step(
 
     The schedule has seconds of the clock and of the CPU.
     """
-    start, cpu = _now(state), time.process_time()
-    loss = state.pipeline.train(batch, iteration, recorder)
+    device = state.groups.device.type
+    loss, schedule = timed(lambda: state.pipeline.train(batch, iteration, recorder), device)
     assert loss is not None, "nothing stops the iteration"
-    after_schedule, cpu = _now(state), time.process_time() - cpu
+    _, update = timed(lambda: _update(state), device)
+    return {
+        "schedule": schedule.seconds,
+        "cpu": schedule.cpu,
+        "update": update.seconds,
+        "loss": float(loss),
+    }
+
+
+def _update(state: TrainState) -> None:
     squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
     state.groups.world.all_reduce(squares)
     if state.sharded is not None:  # the next iteration takes the step
@@ -119,19 +126,6 @@ def step(
     else:
         state.optimizer.step(_RATES, float(squares) ** 0.5)
         state.zero_gradients()
-    end = _now(state)
-    return {
-        "schedule": after_schedule - start,
-        "cpu": cpu,
-        "update": end - after_schedule,
-        "loss": float(loss),
-    }
-
-
-def _now(state: TrainState) -> float:
-    if state.groups.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _mean(timeline: Timeline, rank: int, kind: str) -> float:

@@ -1,8 +1,9 @@
 """Ways from JSON lines to token ids on disk that are compared: each is a process of its own.
 
-``ways.py WAY TEXT MODEL OUTPUT WORKERS`` prints two numbers of seconds from the end of its imports
-until its files are written: by the clock, and of the processors. The packages of a way are imported
-only in it, and this file stands alone, because megatron-core shares its name with this project.
+``ways.py WAY TEXT MODEL OUTPUT WORKERS`` prints in JSON two numbers of seconds from the end of its
+imports until its files are written: by the clock, and of the processors. The packages of a way are
+imported only in it, and this file stands alone, because megatron-core shares its name with this
+project.
 """
 
 import importlib
@@ -152,4 +153,4 @@ def ways_for(model: Path) -> Iterator[str]:
 
 if __name__ == "__main__":
     name, model, text, folder, count = sys.argv[1:]
-    print(*WAYS[name](Path(model), Path(text), Path(folder), int(count)))
+    print(json.dumps(WAYS[name](Path(model), Path(text), Path(folder), int(count))))
