@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag
@@ -51,6 +50,7 @@ from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
 from megatron.runtime.pass_graphs import Slot
 from tools.benchmarking import harness
+from tools.benchmarking.plain_model import Layer
 from tools.pages.tables import row, rule
 
 CPU: Final = torch.device("cpu")
@@ -59,27 +59,19 @@ HEADS: Final = 2
 TOKENS: Final = 8
 WARM_UPS: Final = 20
 LAYERS: Final = 4
-
-
-class PlainLayer(nn.Module):
-    """A GPT layer of PyTorch's own modules, with the same shapes and biases as our layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_norm, self.second_norm = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.projection = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        """[b, s, h] -> [b, s, h]."""
-        batch, tokens, _ = x_bsh.shape
-        qkv = self.qkv(self.first_norm(x_bsh)).view(batch, tokens, 3, HEADS, HIDDEN // HEADS)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x_bsh = x_bsh + self.projection(attended.transpose(1, 2).reshape(batch, tokens, HIDDEN))
-        inner = functional.gelu(self.up(self.second_norm(x_bsh)), approximate="tanh")
-        out_bsh: Tensor = x_bsh + self.down(inner)
-        return out_bsh
+MODEL: Final = ModelSettings.of(
+    num_layers=LAYERS,
+    hidden_size=HIDDEN,
+    ffn_hidden_size=4 * HIDDEN,
+    num_attention_heads=HEADS,
+    num_query_groups=HEADS,
+    kv_channels=HIDDEN // HEADS,
+    seq_length=TOKENS,
+    max_position_embeddings=TOKENS,
+    vocab_size=8,
+    attention_dropout=0.0,
+    hidden_dropout=0.0,
+)
 
 
 @dataclass
@@ -172,21 +164,8 @@ class _Nothing:
 
 def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
     """Return our layers, with their gradients in a bucket."""
-    config = ModelSettings.of(
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        ffn_hidden_size=4 * HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=HEADS,
-        kv_channels=HIDDEN // HEADS,
-        seq_length=TOKENS,
-        max_position_embeddings=TOKENS,
-        vocab_size=8,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-    )
     site = Site(CPU, torch.float32, given_kernels=kernels)
-    layers = nn.Sequential(*(TransformerLayer(config, index, site) for index in range(LAYERS)))
+    layers = nn.Sequential(*(TransformerLayer(MODEL, index, site) for index in range(LAYERS)))
     with torch.no_grad():
         for parameter in layers.parameters():
             parameter.fill_(0.01)
@@ -218,7 +197,7 @@ def subjects() -> list[Subject]:
     """Return all subjects, the plain layers first."""
     of_gpu = CudaKernels(CPU, torch.float32)
     return [
-        Subject("plain", nn.Sequential(*(PlainLayer() for _ in range(LAYERS)))),
+        Subject("plain", nn.Sequential(*(Layer(MODEL) for _ in range(LAYERS)))),
         *(ours("reference", ReferenceKernels(), splits=splits) for splits in (False, True)),
         *(ours("GPU's operators", of_gpu, splits=splits) for splits in (False, True)),
         *(replayed(of_gpu, splits=splits) for splits in (False, True)),

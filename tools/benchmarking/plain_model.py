@@ -27,8 +27,9 @@ class Attention(nn.Module):
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
-        qkv = self.linear_qkv(x_bsh).unflatten(-1, (-1, 3, self.channels))  # heads that are here
-        q_basd, k_basd, v_basd = (t.transpose(1, 2) for t in qkv.unbind(3))
+        batch, tokens, _ = x_bsh.shape
+        qkv = self.linear_qkv(x_bsh).view(batch, tokens, -1, 3, self.channels)  # heads here
+        q_basd, k_basd, v_basd = qkv.permute(3, 0, 2, 1, 4).unbind(0)
         context = functional.scaled_dot_product_attention(q_basd, k_basd, v_basd, is_causal=True)
         projected: Tensor = self.linear_proj(context.transpose(1, 2).flatten(2))
         return projected

@@ -60,12 +60,13 @@ def write_report(report: Report, folder: Path) -> None:
 def markdown(report: Report) -> str:
     """Return the report as text."""
     case = report.case
+    computer = machine(case.device, allocator_name())
     remarks = "".join(f"* {remark}\n" for remark in [*report.remarks, *_losses(report.rows)])
     return f"""# Schedules and treatments of the vocabulary, {datetime.now():%Y-%m-%d}
 
     {report.command}
 
-{machine(case.device, allocator_name())}; {case.processes} ranks, m = {case.microbatches}, {case.layers} layers,
+{computer}; {case.processes} ranks, m = {case.microbatches}, {case.layers} layers,
 h = {case.hidden_size}, {case.heads} heads, s = {case.seq_length}, {case.dtype}, untied, microbatch
 1; medians of {report.rounds} rounds, the cases in turn, each in fresh processes.
 
