@@ -368,8 +368,7 @@ def write(root: Path = ROOT, keep: Path | None = None) -> None:
     before = page.read_text(encoding="utf-8") if page.exists() else ""
     lines = [INTRODUCTION]
     for name, size in SIZES.items():
-        made = kept(keep, f"choosing {name}", partial(choices, size))
-        found = [Choice(*one) for one in made]
+        found = kept(keep, f"choosing {name}", list[Choice], partial(choices, size))
         lines += section(name, found)
         (root / "images" / picture_of(name).name).write_text(chart(name, found), encoding="utf-8")
     _, heading, rest = before.partition(SPLITTING)

@@ -31,8 +31,6 @@ with in_environment():
         Cell,
         Job,
         Row,
-        as_json,
-        row_from,
         row_of,
     )
 
@@ -46,15 +44,15 @@ class _NotMadeError(Exception):
     """A row is not kept, and is not to be made."""
 
 
-def _refuse() -> None:
+def _refuse() -> Row:
     raise _NotMadeError
 
 
 def told(job: Job, name: str, keep: Path | None, *, only_kept: bool) -> Row | None:
     """Return the row of a job with samples of a length; ``None``: it is not made."""
-    make = _refuse if only_kept else lambda: as_json(row_of(job, LENGTHS[name]))
+    make = _refuse if only_kept else lambda: row_of(job, LENGTHS[name])
     try:
-        found = row_from(kept(keep, f"long {job.gpus} {job.model} {name}", make))
+        found: Row = kept(keep, f"long {job.gpus} {job.model} {name}", Row, make)
     except _NotMadeError:
         return None
     for line in summary(job, name, found):

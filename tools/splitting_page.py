@@ -31,8 +31,6 @@ with in_environment():
         VOCABULARIES,
         Job,
         Row,
-        as_json,
-        row_from,
         row_of,
     )
     from tools.predictions.ties import error_of, is_tie
@@ -49,7 +47,7 @@ def told(asked_for: tuple[Job, str], keep: Path | None = None) -> Row:
     """
     job, name = asked_for
     named = f"{job.words} {' '.join(job.schedules)} {job.replicas} {name}"
-    found = row_from(kept(keep, named, lambda: as_json(row_of(asked_for))))
+    found: Row = kept(keep, named, Row, lambda: row_of(asked_for))
     print(summary(*asked_for, found), file=sys.stderr, flush=True)
     return found
 

@@ -22,19 +22,16 @@ from typing import Any, Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron.flags.command import read
 from megatron.flags.declare import COUNT, flag
-from megatron.kernels.choose import kernels_for
-from megatron.layers.main_grad import give_main_grad
-from megatron.layers.vocabulary.output_layer import OutputLayer
-from megatron.layers.vocabulary.output_s import LossOptions, ShardState, merge_statistics
-from megatron.layers.vocabulary.shard import VocabularyShard
+from megatron.layers.vocabulary.output_s import ShardState, merge_statistics
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking import harness
 from tools.benchmarking.allocator import allocator, allocator_name
+from tools.gpu_sections.output_layer import TimedShard
 from tools.pages.tables import row, rule
 
 MB: Final = 1e6
@@ -81,29 +78,24 @@ class Shard:
 
     def __init__(self, arguments: ShardFlags, treatment: str, recompute: bool) -> None:
         v, h, n = arguments.vocab_size, arguments.hidden_size, arguments.seq_length
-        padded = -(-v // arguments.shards) * arguments.shards
-        shard = VocabularyShard.of(v, padded, 0, arguments.shards)
-        dtype = torch.bfloat16
-        weight = nn.Parameter(torch.empty(shard.rows, h, dtype=dtype).normal_(0, 0.02))
-        give_main_grad(weight, torch.full((shard.rows, h), 0.0))  # its memory is allocated now
-        kernels = kernels_for(weight.device, dtype)
-        self._layer = OutputLayer(shard, weight, LossOptions(v), kernels, recompute)
+        own = TimedShard(v, arguments.shards, n, h, again=recompute)
+        self._layer, _, *self._taken = own.drawn(torch.device("cpu"))
         self._treatment: Treatment = TREATMENTS[treatment]
-        self._x_nh = torch.randn(n, h).to(dtype)
-        self._targets_n, self._weight_n = torch.randint(v, (n,)), torch.full((n,), 1 / n)
 
     def s(self) -> ShardState:
         """Run S and drop its parts A and D of the input gradient, as their barrier does."""
         form_gradient = self._treatment.gradient_pass == "S"
-        state = self._layer.s(self._x_nh, self._targets_n, form_gradient)
+        x_nh, targets_n, _ = self._taken
+        state = self._layer.s(x_nh, targets_n, form_gradient)
         state.drop_gradient()
         return state
 
     def t(self, state: ShardState) -> Tensor | None:
         """Run T, after a barrier with this shard only."""
+        *_, weight_n = self._taken
         merged = merge_statistics(state.statistics_4n.unsqueeze(0))
         form_gradient = self._treatment.gradient_pass == "T"
-        return self._layer.t(state, merged, self._weight_n, form_gradient=form_gradient)
+        return self._layer.t(state, merged, weight_n, form_gradient=form_gradient)
 
     def timed(self) -> Taken:
         """Run both passes."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tools.long_sequences_page import summary, table, told
 from tools.pages.tables import PAGE, replaced
+from tools.predictions.kept import restored
 from tools.predictions.long_sequences import (
     JOBS,
     LENGTHS,
@@ -19,9 +20,7 @@ from tools.predictions.long_sequences import (
     Cell,
     Layout,
     Row,
-    as_json,
     fastest,
-    row_from,
     settings,
 )
 
@@ -59,7 +58,7 @@ def test_missing_rows_are_named() -> None:
 
 
 def test_a_row_that_was_kept_is_the_same_row() -> None:
-    assert row_from(json.loads(json.dumps(as_json(ROW)))) == ROW
+    assert restored(Row, json.loads(json.dumps(ROW))) == ROW
 
 
 def test_no_row_is_made_if_only_kept_ones_are_asked_for(tmp_path: Any) -> None:

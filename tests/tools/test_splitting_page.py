@@ -6,6 +6,7 @@ import pytest
 from harness.marks import full
 
 from tools.pages.tables import PAGE, replaced
+from tools.predictions.kept import restored
 from tools.predictions.splitting import (
     JOBS,
     VOCABULARIES,
@@ -13,9 +14,7 @@ from tools.predictions.splitting import (
     Job,
     Losses,
     Row,
-    as_json,
     cell,
-    row_from,
     row_of,
 )
 from tools.splitting_page import TOOL, gain, loss_rows, summary
@@ -60,7 +59,7 @@ def test_only_the_tables_of_the_page_are_replaced() -> None:
 
 
 def test_a_row_that_was_kept_is_the_same_row() -> None:
-    assert row_from(json.loads(json.dumps(as_json(ROW)))) == ROW
+    assert restored(Row, json.loads(json.dumps(ROW))) == ROW
 
 
 def test_a_plan_within_a_machine_loses_nothing_to_a_network() -> None:

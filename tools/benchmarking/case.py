@@ -174,6 +174,11 @@ class BenchmarkCase:
 
     def _microbatch(self, index: int) -> Microbatch:
         generator = torch.Generator().manual_seed(index)
-        both = torch.randint(self.vocab_size, (1, self.seq_length + 1), generator=generator)
-        tokens, labels = both[:, :-1].contiguous(), both[:, 1:].contiguous()
-        return Microbatch(tokens, labels, torch.ones(1, self.seq_length))
+        shape = (1, self.seq_length + 1)
+        return microbatch_of(torch.randint(self.vocab_size, shape, generator=generator))
+
+
+def microbatch_of(tokens: torch.Tensor) -> Microbatch:
+    """Return the microbatch of samples [b, s + 1]: each token is to predict the one after it."""
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return Microbatch(inputs, labels, torch.ones(inputs.shape))

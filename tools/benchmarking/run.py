@@ -118,6 +118,15 @@ def step(
     }
 
 
+def recorded_step(
+    state: TrainState, batch: list[DeviceMicrobatch], iteration: int
+) -> tuple[dict[str, float], Recorder]:
+    """Run an iteration of a job of one rank; return what ``step`` returns, and its record."""
+    recorder = Recorder(0, state.groups.device)
+    recorder.begin()
+    return step(state, batch, iteration, recorder), recorder
+
+
 def _update(state: TrainState) -> None:
     squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
     state.groups.world.all_reduce(squares)

@@ -69,11 +69,7 @@ def _products(
     scale: Scale, kernels: Kernels, n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the seconds of each operation, and the relative errors of the products."""
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
-
-    x, weight, grad = drawn(n, h), drawn(4 * h, h), drawn(n, 4 * h)
+    x, weight, grad = scale.drawn(n, h), scale.drawn(4 * h, h), scale.drawn(n, 4 * h)
     total = torch.zeros(4 * h, h, device=scale.device)
     (x8, xt), (w8, wt) = _quantised(kernels, x, E4M3), _quantised(kernels, weight, E4M3)
     g8, gt = _quantised(kernels, grad, E5M2)
@@ -131,11 +127,7 @@ def _products_of(
     scale: Scale, way: str, multiplier: Multiplier[Any], n: int, h: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds and errors of a multiplier's products, in the form of ``_products``."""
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
-
-    x, weight, grad = drawn(n, h), drawn(4 * h, h), drawn(n, 4 * h)
+    x, weight, grad = scale.drawn(n, h), scale.drawn(4 * h, h), scale.drawn(n, 4 * h)
     total = torch.zeros(4 * h, h, device=scale.device)
     x8, g8 = (multiplier.factor(r, t, "both") for r, t in ((INPUT, x), (GRADIENT, grad)))
     w8 = multiplier.weight(weight)
@@ -164,13 +156,15 @@ def _norms(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds of norms, and errors of their products, in the form of ``_products``."""
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
-
     def then_rounded(write: Callable[[], Tensor]) -> Callable[[], object]:
         return lambda: multiplier.factor(INPUT, write(), "both")
 
-    x, weight, scale_h, bias_h = drawn(n, h), drawn(4 * h, h), drawn(h), drawn(h)
+    x, weight, scale_h, bias_h = (
+        scale.drawn(n, h),
+        scale.drawn(4 * h, h),
+        scale.drawn(h),
+        scale.drawn(h),
+    )
     written: dict[str, tuple[Tensor | None, Callable[[], Tensor]]] = {
         "RMSNorm": (None, partial(kernels.rms_norm, x, scale_h, EPSILON)),
         "LayerNorm": (bias_h, partial(kernels.layer_norm, x, scale_h, bias_h, EPSILON)),

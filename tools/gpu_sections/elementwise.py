@@ -15,7 +15,6 @@ from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.optimizer.apex_adamw import load_fused_adam
-from megatron.simulator.costs.gpus import gpu_of_driver
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
 HEAD_SIZE: Final = 128
@@ -44,7 +43,7 @@ def measure(scale: Scale) -> Section:
     steps, lack = _optimizer_works(scale, kernels)
     works = [*_row_works(scale, kernels, n, h), *steps]
     seconds = laps(scale, [work.run for work in works])
-    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    known = scale.gpu
     rows, values = [], {}
     for work, taken in zip(works, seconds, strict=True):
         speed = work.bytes / taken
@@ -61,8 +60,7 @@ def _row_works(scale: Scale, kernels: Kernels, n: int, h: int) -> list[Work]:
     """Forward and backward of norms, activations and rotations."""
 
     def drawn(*shape: int) -> Tensor:
-        tensor = torch.randn(shape, device=scale.device, dtype=torch.bfloat16)
-        return tensor.requires_grad_()
+        return scale.drawn(*shape).requires_grad_()
 
     x, part, weight, bias = drawn(n, h), drawn(n, h), drawn(h), drawn(h)
     total, normed = kernels.add_layer_norm(x, part, weight, bias, 1e-5)

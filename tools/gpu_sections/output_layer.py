@@ -48,6 +48,24 @@ class TimedShard:
         """Return v."""
         return self.entries // self.shards
 
+    def drawn(
+        self, device: torch.device
+    ) -> tuple[OutputLayer, nn.Parameter, Tensor, Tensor, Tensor]:
+        """Return a layer of bf16, its matrix, and x [n, h], targets [n] and weights [n] for it."""
+        padded, dtype = -(-self.entries // self.shards) * self.shards, torch.bfloat16
+        shard = VocabularyShard.of(self.entries, padded, 0, self.shards)
+        size = (shard.rows, self.hidden)
+        weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device).normal_(0, 0.02))
+        give_main_grad(weight, torch.full(size, 0.0, device=device))  # its memory is allocated now
+        options, kernels = LossOptions(self.entries), kernels_for(device, dtype)
+        return (
+            OutputLayer(shard, weight, options, kernels, self.again),
+            weight,
+            torch.randn(self.tokens, self.hidden, device=device).to(dtype),
+            torch.randint(self.entries, (self.tokens,), device=device),
+            torch.full((self.tokens,), 1 / self.tokens, device=device),
+        )
+
     def products(self, logits: float, a: float, weights: float) -> tuple[float, float]:
         """Return the seconds of the products in S and in T, given those of single products."""
         again = logits if self.again else 0.0
@@ -107,16 +125,8 @@ def _of_again(scale: Scale, own: TimedShard) -> Sequence[str | int | float]:
 
 def _seconds(scale: Scale, own: TimedShard) -> tuple[float, float, float, Sequence[float]]:
     """Return the seconds of S, C1 and T, and of the products for logits, A and weights."""
-    device, dtype = scale.device, torch.bfloat16
-    shard = VocabularyShard.of(own.entries, own.entries, 0, own.shards)
-    weight = nn.Parameter(torch.randn(own.rows, own.hidden, device=device, dtype=dtype) * 0.02)
-    give_main_grad(weight, torch.zeros(own.rows, own.hidden, device=device))
-    options, kernels = LossOptions(own.entries), kernels_for(device, dtype)
-    layer = OutputLayer(shard, weight, options, kernels, own.again)
-    x_nh = torch.randn(own.tokens, own.hidden, device=device, dtype=dtype)
-    targets_n = torch.randint(own.entries, (own.tokens,), device=device)
-    weight_n = torch.full((own.tokens,), 1 / own.tokens, device=device)
-    gathered_p4n = torch.ones(own.shards, 4, own.tokens, device=device)
+    layer, weight, x_nh, targets_n, weight_n = own.drawn(scale.device)
+    gathered_p4n = torch.ones(own.shards, 4, own.tokens, device=scale.device)
     kept: dict[str, Any] = {}
 
     def s() -> None:

@@ -1,6 +1,5 @@
 """The same training in plain PyTorch under ``torch.compile``, with its own loss or Liger's."""
 
-import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 from megatron.parallel.groups import single_rank
 from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
-from megatron.runtime.timeline import Recorder
 from megatron.simulator.costs.gpus import GIB
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.setup import build_train_state
 from tools.benchmarking.case import BenchmarkCase
 from tools.benchmarking.plain_model import Stage, make_stage
-from tools.benchmarking.run import step
+from tools.benchmarking.run import recorded_step
 from tools.gpu_sections.timing import Scale, Section, seconds_of, table
 from tools.gpu_sections.training import case_of
 
@@ -57,10 +55,7 @@ def measure(scale: Scale) -> Section:
     found = {}
     for name, way in ways.items():
         found[name] = way()
-        gc.collect()
-        if scale.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(scale.device)
+        scale.forget_peak()
     own = found["ours, 1F1B"]["seconds"]
     rows = [
         (name, 1e3 * each["seconds"], own / each["seconds"], each["bytes"] / GIB, each["loss"])
@@ -79,9 +74,7 @@ def _ours(scale: Scale, case: BenchmarkCase) -> dict[str, float]:
     batch = to_device(case.batch(), scale.device)
 
     def train() -> float:
-        recorder = Recorder(0, scale.device)
-        recorder.begin()
-        return step(state, batch, 0, recorder)["loss"]
+        return recorded_step(state, batch, 0)[0]["loss"]
 
     first = train()
     return {"seconds": seconds_of(scale, train, ahead=False), "loss": first, **_held(scale)}

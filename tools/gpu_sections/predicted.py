@@ -3,7 +3,6 @@
 A dry run's times of launches come from machines that others have measured. Here they meet this one.
 """
 
-import gc
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -16,11 +15,11 @@ from megatron.parallel.groups import single_rank
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
-from megatron.runtime.timeline import Recorder
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.setup import build_train_state
-from tools.benchmarking.run import step
+from tools.benchmarking.case import microbatch_of
+from tools.benchmarking.run import recorded_step
 from tools.gpu_sections.timing import Scale, Section, table
 
 WARM_UPS: Final = 2
@@ -146,9 +145,7 @@ def _train(scale: Scale, config: RunConfig) -> _Measured:
     batch = to_device(_batch(config), scale.device)
     wholes, steps = [], []
     for iteration in range(WARM_UPS + ITERATIONS):
-        recorder = Recorder(0, scale.device)
-        recorder.begin()
-        taken = step(state, batch, iteration, recorder)
+        taken, _ = recorded_step(state, batch, iteration)
         wholes.append(taken["schedule"] + taken["update"])
         steps.append(taken["update"])
     held = peak_memory(scale.device).held - before
@@ -161,22 +158,16 @@ def _held_now(scale: Scale) -> int:
 
     Workspaces of cuBLAS are given back, so that every model has its own.
     """
-    gc.collect()
-    if scale.device.type != "cuda":
-        return 0
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(scale.device)
-    return torch.cuda.memory_allocated(scale.device)
+    on_gpu = scale.device.type == "cuda"
+    if on_gpu:
+        torch._C._cuda_clearCublasWorkspaces()
+    scale.forget_peak()
+    return torch.cuda.memory_allocated(scale.device) if on_gpu else 0
 
 
 def _batch(config: RunConfig) -> list[Microbatch]:
     """Return random tokens."""
     b, s = config.train.micro_batch_size, config.model.seq_length
-    drawn = [
-        torch.randint(config.model.vocab_size, (b, s + 1))
-        for _ in range(config.train.num_microbatches)
-    ]
-    return [
-        Microbatch(t[:, :-1].contiguous(), t[:, 1:].contiguous(), torch.ones(b, s)) for t in drawn
-    ]
+    count = config.train.num_microbatches
+    drawn = (torch.randint(config.model.vocab_size, (b, s + 1)) for _ in range(count))
+    return list(map(microbatch_of, drawn))

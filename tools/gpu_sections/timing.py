@@ -1,5 +1,6 @@
 """Seconds of work on a device, and the form in which a section reports."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,9 @@ from statistics import median
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
+from megatron.simulator.costs.gpus import Gpu, gpu_of_driver
 from tools.pages import tables
 
 WARM_UPS: Final = 3
@@ -39,11 +42,21 @@ class Scale:
         return 2 if self.small else ROUNDS
 
     @property
-    def memory(self) -> float:
-        """Bytes of the device, or infinity for a CPU."""
-        if self.device.type != "cuda":
-            return float("inf")
-        return float(torch.cuda.get_device_properties(self.device).total_memory)
+    def gpu(self) -> Gpu | None:
+        """The data sheet of the device; ``None``: a CPU, or a GPU whose sheet is not known."""
+        on_gpu = self.device.type == "cuda"
+        return gpu_of_driver(torch.cuda.get_device_name()) if on_gpu else None
+
+    def drawn(self, *shape: int) -> Tensor:
+        """Return random numbers on the device, in bf16."""
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
+
+    def forget_peak(self) -> None:
+        """Give unused memory back, and measure its peak from now on."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
 
 @dataclass(frozen=True)

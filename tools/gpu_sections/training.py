@@ -16,16 +16,15 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import moved_by_step, run_memory
 from megatron.planning.run_plan import make_run_plan
 from megatron.runtime.batch import to_device
-from megatron.runtime.timeline import Recorder
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.count import RankCount
-from megatron.simulator.costs.gpus import GIB, gpu_of_driver
+from megatron.simulator.costs.gpus import GIB
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.setup import TrainState, build_train_state
 from tools.benchmarking.case import BenchmarkCase
-from tools.benchmarking.run import step
+from tools.benchmarking.run import recorded_step
 from tools.gpu_sections.timing import Scale, Section, seconds_of, table
 
 WARM_UPS: Final = 2
@@ -62,9 +61,7 @@ def measure(scale: Scale) -> Section:
     state = build_train_state(config, single_rank(scale.device), run_plan)
     batch = to_device(case.batch(), scale.device)
     for iteration in range(WARM_UPS + 1):
-        recorder = Recorder(0, scale.device)
-        recorder.begin()
-        taken = step(state, batch, iteration, recorder)
+        taken, recorder = recorded_step(state, batch, iteration)
     passes = state.pipeline.timeline(recorder).compute(0)
     kinds = {span.kind for span in passes}
     own = {kind: fmean(s.end - s.start for s in passes if s.kind == kind) for kind in kinds}
@@ -116,7 +113,7 @@ def _iteration(
     [moved] = moved_by_step(config, counts, shares)
     speed = moved / taken["update"]
     mfu = flops / whole / 1e12 / peak.tflops
-    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    known = scale.gpu
     share = "" if known is None else f", {speed / known.bandwidth:.1%} of the memory's bandwidth"
     return [
         f"* iteration {1e3 * whole:.4g} ms, of which the step {1e3 * taken['update']:.4g} ms; MFU "
@@ -129,7 +126,7 @@ def _iteration(
 def _memory(scale: Scale, config: RunConfig, run_plan: RunPlan) -> str:
     """Return the peak of memory, measured and counted by a dry run."""
     held = peak_memory(scale.device).held
-    known = gpu_of_driver(torch.cuda.get_device_name()) if scale.device.type == "cuda" else None
+    known = scale.gpu
     if known is not None:
         [counted] = forecast_run(config, run_plan, known).outcome.peak
         off = f"{held / counted - 1:+.1%}"

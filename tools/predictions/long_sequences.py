@@ -8,7 +8,7 @@ dry run, and plans have few microbatches (``estimate``).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from megatron.config.recompute import EVERY_LAYER
 from megatron.planning.candidate import Candidate
@@ -224,23 +224,3 @@ def row_of(job: Job, length: int) -> Row:
             part: fastest([one for one in able if without(one)]) for part, without in PARTS.items()
         }
     return found
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """Return a row in types that JSON has."""
-    return {
-        treatment: {part: None if own is None else list(own) for part, own in cells.items()}
-        for treatment, cells in row.items()
-    }
-
-
-def row_from(found: Mapping[str, Any]) -> Row:
-    """Return the row of ``as_json``."""
-    return {
-        treatment: {part: None if own is None else _cell(*own) for part, own in cells.items()}
-        for treatment, cells in found.items()
-    }
-
-
-def _cell(layout: Sequence[int], slices: int, memory: Sequence[bool], *figures: float) -> Cell:
-    return Cell(Layout(*layout), slices, Memory(*memory), *figures)

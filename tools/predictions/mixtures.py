@@ -51,14 +51,16 @@ class Found(NamedTuple):
 def predicted(job: Scenario, keep: Path | None = None) -> Found:
     """Return the prediction of a job; ``keep`` is the folder of predictions that are kept."""
 
-    def predict() -> Any:
+    def predict() -> Found:
         found = job.forecast
         outcome = found.outcome
         held = max(outcome.peak) / GIB
         most = max(in_flight(found.run_plan.plan))
-        return [outcome.seconds, outcome.mfu, outcome.idle, held, found.fits, most]
+        assert outcome.mfu is not None, "a data sheet has a peak rate"
+        return Found(outcome.seconds, outcome.mfu, outcome.idle, held, found.fits, most)
 
-    return Found(*kept(keep, f"mixture {job.words}", predict))
+    own: Found = kept(keep, f"mixture {job.words}", Found, predict)
+    return own
 
 
 def layout(
@@ -164,7 +166,7 @@ def pass_times(keep: Path | None = None) -> PassTimes:
     """Return the times of a chunk in the middle of ``PAIRED`` under DualPipeV."""
     job = PAIRED._replace(schedule="dualpipe-v")
 
-    def predict() -> Any:
+    def predict() -> PassTimes:
         found = job.forecast
         costs, middle = found.alone, job.pipeline // 2
 
@@ -173,6 +175,7 @@ def pass_times(keep: Path | None = None) -> PassTimes:
 
         waits = [of(costs.waits, "F"), of(costs.waits, "B")]
         forward, backward, weight = (of(costs.passes, kind) for kind in ("F", "B", "W"))
-        return [forward, waits[0], backward, waits[1], weight]
+        return PassTimes(forward, waits[0], backward, waits[1], weight)
 
-    return PassTimes(*kept(keep, f"passes of {job.words}", predict))
+    own: PassTimes = kept(keep, f"passes of {job.words}", PassTimes, predict)
+    return own

@@ -4,9 +4,8 @@ A loss is the time that a plan saves on a machine without the loss: the same pla
 on that machine.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
@@ -228,19 +227,6 @@ def row_of(asked_for: tuple[Job, str]) -> Row:
         else:
             found[treatment] = cell(job, treatment, VOCABULARIES[name])
     return found
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """Return a row in types that JSON has."""
-    return {name: None if own is None else own._asdict() for name, own in row.items()}
-
-
-def row_from(found: Mapping[str, Any]) -> Row:
-    """Return the row of ``as_json``."""
-    return {
-        name: None if own is None else Cell(**{**own, "losses": Losses(*own["losses"])})
-        for name, own in found.items()
-    }
 
 
 def moves_nothing(job: Job, vocabulary: int) -> bool:
