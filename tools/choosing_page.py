@@ -30,7 +30,7 @@ with in_environment():
     from megatron.simulator.draw.svg import paint_svg
     from tools.pages.tables import row, rule
     from tools.predictions.kept import kept
-    from tools.predictions.scenarios import GPT, NO_DROPOUT, UNTIED, Scenario
+    from tools.predictions.scenarios import GPT_ON_8
     from tools.predictions.ties import error_of, is_tie
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -39,15 +39,7 @@ PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
 DEVICE: Final = "H100"
 PLANNED_FOR: Final = "A100"
 """The GPU whose times plans are made with; the times of the page are those of ``DEVICE``."""
-JOB: Final = Scenario(
-    GPT,
-    PLANNED_FOR,
-    8,
-    schedule="auto",
-    seq_length=2048,
-    samples=32,
-    layers=f"{UNTIED} {NO_DROPOUT}",
-)
+JOB: Final = GPT_ON_8._replace(gpu=PLANNED_FOR, schedule="auto")
 
 SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
 TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}

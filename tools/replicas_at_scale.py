@@ -31,7 +31,7 @@ with in_environment():
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu
     from tools.pages.tables import table
-    from tools.predictions.scenarios import GPT, NO_DROPOUT, UNTIED, Scenario
+    from tools.predictions.scenarios import GPT_ON_8
 
 
 # The formatter is off so that the flags read as a table.
@@ -90,16 +90,8 @@ Results = dict[Case, Found]
 
 def one_replica(schedule: str, options: ScaleFlags) -> RunConfig:
     """Return a run of a single replica."""
-    return Scenario(
-        GPT,
-        options.gpu,
-        8,
-        schedule=schedule,
-        vocabulary=256_000,
-        seq_length=2048,
-        samples=options.microbatches,
-        layers=f"{UNTIED} {NO_DROPOUT}",
-    ).config
+    job = GPT_ON_8._replace(gpu=options.gpu, schedule=schedule, vocabulary=256_000)
+    return job._replace(samples=options.microbatches).config
 
 
 def among(config: RunConfig, case: Case, latency: float) -> RunConfig:

@@ -120,12 +120,8 @@ class Setting:
             EVERY_LAYER * self.memory.again,
             "--cpu-offload" * self.memory.moved,
         ]
-        return Scenario(
-            self.job.model,
-            GPU,
-            layout.pipeline,
-            layout.replicas,
-            context=layout.context,
+        job = Scenario(self.job.model, GPU, layout.pipeline, layout.replicas, 1, layout.context)
+        return job._replace(
             schedule=f"interleaved/{CHUNKS}",
             treatment=self.treatment,
             vocabulary=VOCABULARY,

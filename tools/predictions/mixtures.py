@@ -67,17 +67,8 @@ def layout(
     model: str, tensor: int, expert: int, expert_tensor: int, way: str = "alltoall"
 ) -> Scenario:
     """Return a job of 32 GPUs with 4 pipeline ranks."""
-    return Scenario(
-        model,
-        GPU,
-        4,
-        8 // tensor,
-        tensor,
-        expert=expert,
-        expert_tensor=expert_tensor,
-        dispatcher=way,
-        more=LOSS,
-    )
+    ranks = (8 // tensor, tensor, 1, expert, expert_tensor)
+    return Scenario(model, GPU, 4, *ranks, dispatcher=way, more=LOSS)
 
 
 LAYOUTS: Final = (

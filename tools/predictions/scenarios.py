@@ -128,3 +128,9 @@ class Scenario(NamedTuple):
     def words(self) -> str:
         """A name for the file of the prediction, of all attributes."""
         return " ".join(str(own) for own in self if own != "")
+
+
+GPT_ON_8: Final = Scenario(
+    GPT, pipeline=8, seq_length=2048, layers=f"{UNTIED} {NO_DROPOUT}", samples=32
+)
+"""The GPT on 8 pipeline ranks, with learned positions, LayerNorm and GELU."""

@@ -66,19 +66,10 @@ class Job(NamedTuple):
             schedule: as in ``schedules``.
             more: further flags.
         """
-        return Scenario(
-            self.model,
-            self.gpu,
-            self.pipeline,
-            self.replicas,
-            self.tensor,
-            schedule=schedule,
-            treatment=treatment,
-            vocabulary=vocabulary,
-            seq_length=8192,
-            samples=self.microbatches * self.replicas,
-            more=more,
-        ).config
+        job = Scenario(self.model, self.gpu, self.pipeline, self.replicas, self.tensor, more=more)
+        samples = self.microbatches * self.replicas
+        of_model = job._replace(vocabulary=vocabulary, seq_length=8192, samples=samples)
+        return of_model._replace(schedule=schedule, treatment=treatment).config
 
 
 _WHOLE: Final = ("1f1b", "interleaved/4", "zb-h1", "zb-v")
