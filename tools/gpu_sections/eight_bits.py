@@ -159,12 +159,8 @@ def _norms(
     def then_rounded(write: Callable[[], Tensor]) -> Callable[[], object]:
         return lambda: multiplier.factor(INPUT, write(), "both")
 
-    x, weight, scale_h, bias_h = (
-        scale.drawn(n, h),
-        scale.drawn(4 * h, h),
-        scale.drawn(h),
-        scale.drawn(h),
-    )
+    x, weight = scale.drawn(n, h), scale.drawn(4 * h, h)
+    scale_h, bias_h = scale.drawn(h), scale.drawn(h)
     written: dict[str, tuple[Tensor | None, Callable[[], Tensor]]] = {
         "RMSNorm": (None, partial(kernels.rms_norm, x, scale_h, EPSILON)),
         "LayerNorm": (bias_h, partial(kernels.layer_norm, x, scale_h, bias_h, EPSILON)),

@@ -37,34 +37,23 @@ _EXPERTS: Final = (
     "--moe-router-topk 4 --moe-ffn-hidden-size 1024 --moe-router-dtype fp32"
 )
 
+_GPT_32K: Final = f"{_GPT} --seq-length 2048 --vocab-size 32000"
+_GPT_256K: Final = f"{_GPT} --seq-length 2048 --vocab-size 256000"
+_LLAMA_4K: Final = f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000"
+_LLAMA_32K: Final = f"{_LLAMA} --num-layers 2 --seq-length 32768 --vocab-size 32000"
+_AGAIN: Final = "--recompute-granularity full --recompute-method uniform"
+
 MODELS: Final[dict[str, str]] = {
-    "GPT 2048, 32k": f"{_GPT} --seq-length 2048 --vocab-size 32000",
-    "the same, its passes replayed": (
-        f"{_GPT} --seq-length 2048 --vocab-size 32000 --cuda-graph-impl local"
-    ),
-    "GPT 2048, 256k": f"{_GPT} --seq-length 2048 --vocab-size 256000",
-    "GPT 2048, 256k, logits formed again": (
-        f"{_GPT} --seq-length 2048 --vocab-size 256000 --vocab-recompute"
-    ),
-    "Llama 4096, 128k": f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000",
-    "the same in 8 bits": (
-        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
-        "--fp8-format hybrid --fp8-recipe tensorwise"
-    ),
-    "the same in 8 bits, by blocks": (
-        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
-        "--fp8-format e4m3 --fp8-recipe blockwise"
-    ),
-    "the same in 16 bits, layers computed again": (
-        f"{_LLAMA} --num-layers 4 --seq-length 4096 --vocab-size 128000 "
-        "--recompute-granularity full --recompute-method uniform"
-    ),
-    "Llama 4096, sequences of 32k": (
-        f"{_LLAMA} --num-layers 2 --seq-length 32768 --vocab-size 32000"
-    ),
-    "the same in 4 slices": (
-        f"{_LLAMA} --num-layers 2 --seq-length 32768 --vocab-size 32000 --num-seq-splits 4"
-    ),
+    "GPT 2048, 32k": _GPT_32K,
+    "the same, its passes replayed": f"{_GPT_32K} --cuda-graph-impl local",
+    "GPT 2048, 256k": _GPT_256K,
+    "GPT 2048, 256k, logits formed again": f"{_GPT_256K} --vocab-recompute",
+    "Llama 4096, 128k": _LLAMA_4K,
+    "the same in 8 bits": f"{_LLAMA_4K} --fp8-format hybrid --fp8-recipe tensorwise",
+    "the same in 8 bits, by blocks": f"{_LLAMA_4K} --fp8-format e4m3 --fp8-recipe blockwise",
+    "the same in 16 bits, layers computed again": f"{_LLAMA_4K} {_AGAIN}",
+    "Llama 4096, sequences of 32k": _LLAMA_32K,
+    "the same in 4 slices": f"{_LLAMA_32K} --num-seq-splits 4",
     "16 experts": f"{_EXPERTS} --seq-length 4096 --vocab-size 128000",
 }
 """Flags of every model that a GPU trains."""
