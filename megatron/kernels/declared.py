@@ -52,6 +52,8 @@ Declaration = Callable[..., LaunchWork | None]
 schema; ``None``: the operator launches nothing."""
 
 _DECLARED: Final[dict[str, Declaration]] = {}
+_WHOLE: Final = LaunchWork()
+"""The work of an operator that declares none."""
 
 
 def declare(name: str, work: Declaration) -> None:
@@ -60,15 +62,15 @@ def declare(name: str, work: Declaration) -> None:
     _DECLARED[name] = work
 
 
-def declared(name: str, given: Mapping[str, Any]) -> LaunchWork | None:
+def declared(name: str, given: Callable[[], Mapping[str, Any]]) -> LaunchWork | None:
     """Return the work of an operator's launch; ``None``: it launches nothing.
 
     Args:
         name: of the operator, qualified.
-        given: its arguments by name.
+        given: returns its arguments by name; called only for an operator that declares its work.
     """
     own = _DECLARED.get(name)
-    return LaunchWork() if own is None else own(**given)
+    return _WHOLE if own is None else own(**given())
 
 
 def multiplies(sizes: Sizes) -> LaunchWork:

@@ -5,7 +5,7 @@ because it imports Triton. In it heads that share keys do not count (PyTorch 2.1
 these declarations equal to it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final
@@ -33,14 +33,21 @@ _COUNTED_PRODUCTS: Final = 4
 this product does not count as FLOPs of the model."""
 
 
-def work_of(function: Any, given: Mapping[str, Any]) -> LaunchWork | None:
+def work_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LaunchWork | None:
     """Return the work of an operator's launch; ``None``: it launches nothing.
 
     Args:
         function: an operator of PyTorch or of this project.
-        given: its arguments by name.
+        args: its arguments.
+        kwargs: its arguments that are given by name.
     """
-    return declared(function._schema.name, given)
+    return declared(function._schema.name, lambda: given_to(function, args, kwargs))
+
+
+def given_to(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operator by the names of its schema."""
+    names = (argument.name for argument in function._schema.arguments)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _declare(operator: Any, work: Declaration) -> None:

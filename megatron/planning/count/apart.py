@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
 from types import CellType, FunctionType
 from typing import Final, TypeVar
@@ -56,7 +57,8 @@ def _own_marks() -> Iterator[None]:
     """
     marked: list[FunctionType] = []
     if _COMPILER not in sys.modules:
-        marked = [own for own in _left_alone() if not hasattr(own, _MARK)]
+        number = sum(map(len, _rules_of_shapes.values()))
+        marked = [own for own in _left_alone(number) if not hasattr(own, _MARK)]
     for own in marked:
         setattr(own, _MARK, own)
     try:
@@ -67,11 +69,12 @@ def _own_marks() -> Iterator[None]:
                 delattr(own, _MARK)
 
 
-def _left_alone() -> list[FunctionType]:
+@lru_cache(1)
+def _left_alone(number: int) -> list[FunctionType]:
     """Return the functions among the rules for shapes that get a mark at their first call.
 
     PyTorch's decorator for such a function, and decorators around it, keep the function in their
-    closures.
+    closures. There are ``number`` rules; a module that is imported later may add some.
     """
     decorated = torch._disable_dynamo(_left_alone).__code__
     todo: list[object] = list(chain.from_iterable(map(dict.values, _rules_of_shapes.values())))

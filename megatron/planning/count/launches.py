@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from megatron.kernels.pytorch_launches import work_of
+from megatron.kernels.pytorch_launches import given_to, work_of
 from megatron.simulator.costs.count import Launch, Product
 
 _NAMESPACES: Final = ("aten", "megatron_kernels")
@@ -15,15 +15,14 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     """Return the launch of an operation; ``None``: nothing is launched."""
     if function.namespace not in _NAMESPACES:
         return None
-    names = [argument.name for argument in function._schema.arguments]
-    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-    work = work_of(function, given)
+    work = work_of(function, args, kwargs)
     reads, writes = uses_of(function, args, kwargs)
     if work is None or (function.is_view and not writes):
         return None
     name = function._schema.name.partition("::")[2]
     known = {id(each) for each in tensors_of((args, kwargs))}
     made = [each for each in tensors_of(result) if id(each) not in known]
+    given = given_to(function, args, kwargs) if work.unread or work.touched else {}
     unread = {id(each) for key in work.unread for each in tensors_of(given[key])}
     again = [each for each in writes if name.endswith("_") and id(each) not in unread]
     moved = [*reads, *writes, *again, *made]
