@@ -24,6 +24,11 @@ FREE: Final = frozenset({"seq_length", "group_query_attention", *OF_TRAINING}) -
 
 _PATTERNS: Final = ("window_attn_skip_freq", "no_rope_freq", "moe_layer_freq")
 
+_OFF_AT_ZERO: Final = frozenset(
+    {"num_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"}
+)
+"""Widths and numbers that are 0 where no flag gives them."""
+
 _KNOWN: Final = frozenset(("vocab_size", *declared_in(ModelSettings)))
 _OF_EXPERTS: Final = frozenset((*declared_in(ExpertSettings), *declared_in(BalanceSettings)))
 
@@ -83,30 +88,53 @@ def differences_of_dense(saved: Values, own: ModelSettings) -> list[str]:
 
 def _differences(saved: Values, own: ModelSettings, free: frozenset[str]) -> list[str]:
     known = {name: value for name, value in renewed(saved).items() if name in _KNOWN}
-    there, here = values_of(own.replaced(**known)), values_of(own)
+    both = [own.replaced(**known), own]
+    there, here = map(values_of, both)
     names = [name for name in here if name in known.keys() - free and here[name] != there[name]]
-    if own.latent.multi_latent_attention and "kv_channels" in names:
-        names.remove("kv_channels")  # other widths decide it
-    return [f"{_told(name, there, here)} there, {_told(name, here, there)} here" for name in names]
+    # A value that no flag of either model gives follows from other values, which differ too.
+    decided = {
+        name
+        for name in names
+        if name != "vocab_size" and not any(any(_flags(name, model)) for model in both)
+    }
+    if any(model.latent.multi_latent_attention for model in both):
+        decided.add("kv_channels")
+    if not any(model.attention.group_query_attention for model in both):
+        decided.add("num_query_groups")
+    return [
+        f"{_told(name, both[0], own)} there, {_told(name, own, both[0])} here"
+        for name in names
+        if name not in decided
+    ]
 
 
-def _told(name: str, own: Values, other: Values) -> str:
+def _told(name: str, model: ModelSettings, other: ModelSettings) -> str:
     """Return the flags that give a field its value; if there are none, the flags that are missing.
 
     Args:
         name: the field's name.
-        own: values of the model.
-        other: values of another model, which has another value in this field.
+        model: the model.
+        other: another model, which has another value in this field.
     """
+    value = values_of(model)[name]
     if name == "vocab_size":  # the tokenizer decides it, with or without --vocab-size
-        return f"a vocabulary of {own[name]}"
+        return f"a vocabulary of {value}"
     if name == "num_query_groups":
-        grouped = own[name] != own.get("num_attention_heads")
+        grouped = model.attention.group_query_attention
         option = "--group-query-attention"
-        return f"{option} {option_of(name)} {own[name]}" if grouped else f"no {option}"
-    given = " ".join(told(ModelSettings, name, own[name]))
-    options = (word.split()[0] for word in told(ModelSettings, name, other[name]))
+        return f"{option} {option_of(name)} {value}" if grouped else f"no {option}"
+    given = " ".join(_flags(name, model))
+    options = (word.split()[0] for word in _flags(name, other))
     return given or " ".join(f"no {option}" for option in options)
+
+
+def _flags(name: str, model: ModelSettings) -> Iterator[str]:
+    """Yield the flags that give a field its value, but for a value that other fields decide."""
+    value, declared = values_of(model)[name], declared_in(ModelSettings)[name]
+    is_off = value == 0 and type(value) is int and name in _OFF_AT_ZERO
+    is_quiet = not all(own.facts.is_told_if_derived for own in declared)
+    if not is_off and not (is_quiet and model.replaced(**{name: None}) == model):
+        yield from told(ModelSettings, name, value)
 
 
 def renewed(saved: Values) -> dict[str, Any]:

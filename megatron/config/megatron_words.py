@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Any, Final
 
 from megatron.flags.tree import declared_in
+from megatron.layers.experts.settings import BalanceSettings, ExpertSettings
 from megatron.model.settings import ModelSettings
 
 _RUN: Final = ("--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--dry-run")
@@ -17,6 +18,9 @@ _TYPES: Final = ("--bf16", "--fp16")
 
 _OPPOSITES: Final = {"--disable-bias-linear": "add_bias_linear"}
 """For each flag of ours that says the opposite of an argument of Megatron-LM, the argument."""
+
+
+_OF_EXPERTS: Final = {*declared_in(ExpertSettings), *declared_in(BalanceSettings)}
 
 
 def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[str]:
@@ -45,8 +49,12 @@ def words_of_megatron(saved: Mapping[str, Any], given: Sequence[str]) -> list[st
 
 
 def _saved_flags(saved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield our flags whose saved values differ from our defaults, with these values."""
-    for own in chain.from_iterable(declared_in(ModelSettings).values()):
+    """Yield our flags whose saved values differ from our defaults, with these values.
+
+    Arguments about experts say nothing here, because the model has none.
+    """
+    dense = [own for name, own in declared_in(ModelSettings).items() if name not in _OF_EXPERTS]
+    for own in chain.from_iterable(dense):
         value = saved.get(own.option.removeprefix("--").replace("-", "_"))
         if own.option in _OPPOSITES and _OPPOSITES[own.option] in saved:
             value = not saved[_OPPOSITES[own.option]]

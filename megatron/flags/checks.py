@@ -80,11 +80,11 @@ def _sound(group: Any, faulty: Collection[str]) -> Any:
     if not faulty:
         return group
 
-    def unreadable(self: object) -> NoReturn:
+    def unreadable(self: object, *_: object) -> NoReturn:
         raise _FaultyValueError
 
-    kind = type(group)
-    guarded = type(kind.__name__, (kind,), dict.fromkeys(faulty, property(unreadable)))
+    kind, guard = type(group), property(unreadable, unreadable)  # a copy of the group writes it
+    guarded = type(kind.__name__, (kind,), dict.fromkeys(faulty, guard))
     made: Any = object.__new__(guarded)
     vars(made).update(vars(group))
     return made
@@ -97,12 +97,18 @@ class _Values:
     Attributes:
         by_option: value of each flag, without the values that are mistakes; ``None``: the flag is
             not given.
+        declared: all flags.
     """
 
     by_option: Mapping[str, object]
+    declared: Mapping[str, Declaration]
 
     def asks(self, option: str) -> bool | None:
-        return bool(self.by_option[option]) if option in self.by_option else None
+        if option not in self.by_option:
+            return None
+        value = self.by_option[option]
+        is_zero = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+        return self.declared[option].default is None if is_zero else bool(value)
 
     def has(self, option: str, pattern: str) -> bool | None:
         if option not in self.by_option:
@@ -141,7 +147,7 @@ def pairing_mistakes(
     declared: Mapping[str, Declaration], values: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield a line on each flag that lacks a needed flag, or is given with an excluded flag."""
-    line = _Values(values)
+    line = _Values(values, declared)
     for given, facts in _asking(declared, values):
         if facts.needs and holds(facts.needs, line) is False:
             yield f"{given} {facts.lack}: add {facts.needs}, or leave it out"
@@ -156,7 +162,7 @@ def pairing_mistakes(
 
 def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]) -> Iterator[str]:
     """Yield a line on each flag that changes nothing with the others, as in Megatron."""
-    line = _Values(values)
+    line = _Values(values, declared)
     for given, facts in _asking(declared, values):
         if facts.idle_without and holds(facts.idle_without, line) is False:
             yield f"{given} changes nothing without {facts.idle_without}"
@@ -165,9 +171,11 @@ def idle_notes(declared: Mapping[str, Declaration], values: Mapping[str, object]
                 yield f"{given} changes nothing with {condition}"
 
 
-def is_idle(own: Declaration, values: Mapping[str, object]) -> bool:
+def is_idle(
+    own: Declaration, declared: Mapping[str, Declaration], values: Mapping[str, object]
+) -> bool:
     """Return whether a flag changes nothing with the values of other flags, by option."""
-    line, facts = _Values(values), own.facts
+    line, facts = _Values(values, declared), own.facts
     without = bool(facts.idle_without) and holds(facts.idle_without, line) is False
     return without or any(holds(one, line) for one in alternatives(facts.idle_with))
 

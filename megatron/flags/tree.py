@@ -117,7 +117,7 @@ def declared_in(kind: Any) -> Mapping[str, tuple[Declaration, ...]]:
 def flags_of(node: Any) -> dict[str, list[str]]:
     """Return the flags that make a tree, each with the words behind it.
 
-    A flag with its default is left out. So is a flag that changes nothing beside the other values.
+    A flag with its default is left out. So is a flag whose value another one decides.
     """
     kind: Any = type(node)
     values = values_of(node)
@@ -127,7 +127,8 @@ def flags_of(node: Any) -> dict[str, list[str]]:
     for option, value in by_option.items():
         one = declared[option]
         is_asked = value is not None and value is not False and value != one.default
-        if is_asked and not is_idle(one, by_option):
+        may_be_decided = one.is_derived and one.facts.is_told_if_derived
+        if is_asked and not (may_be_decided and is_idle(one, declared, by_option)):
             found[option] = one.words(value)
     return found
 

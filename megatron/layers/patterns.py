@@ -55,11 +55,14 @@ class LayerPattern:
             last: entry of every N-th layer, as in ``entry``.
             first: as in ``entry``.
         """
-        size = len(entries)
-        for every in range(1, size + 1):
-            one = cls(every=every)
-            if all(one.entry(i, last, first) == entries[i] for i in range(size)):
-                return one
+        places = [place for place, entry in enumerate(entries) if entry == last]
+        if first and places[:1] == [0]:  # N is the distance to the next such layer, if there is one
+            every = places[1] if len(places) > 1 else len(entries)
+        else:
+            every = 0 if first or not places else places[0] + 1
+        one = cls(every=every)
+        if every and all(one.entry(i, last, first) == own for i, own in enumerate(entries)):
+            return one
         return cls(listed=tuple(entries))
 
     def __str__(self) -> str:

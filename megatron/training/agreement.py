@@ -19,6 +19,7 @@ import torch.distributed as dist
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.flags.tree import values_of
 from megatron.planning.planned_run import RunPlan
 from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
@@ -50,10 +51,10 @@ _GPU = "GPU that draws initial weights"
 
 def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     """Return the digests of a configuration and of the plan that was made for it."""
-    found = {
+    found = {f"model.{name}": repr(own) for name, own in values_of(config.model).items()}
+    found |= {
         f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
         for part in (
-            "model",
             "parallel",
             "train",
             "optimizer",

@@ -502,6 +502,30 @@ def test_a_rule_that_asks_for_what_is_no_flag_fails(
         parse(command_line(base, "--num-layers 0"), 1)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--num-query-groups 0 --tensor-model-parallel-size 2",
+        "--num-query-groups x --tensor-model-parallel-size 2",
+        "--num-query-groups 0 --fp8-format e4m3",
+        "--embedding-multiplier 0 --scale-embeddings-by-hidden-size --num-seq-splits 2",
+    ],
+)
+def test_a_faulty_value_from_which_a_model_is_made_is_told_once(
+    base: dict[str, str], flags: str
+) -> None:
+    given = " ".join(flags.split()[:2])
+    lines = refusal(base, flags, 2).splitlines()
+    assert [line.startswith(given) and ": must be" in line for line in lines].count(True) == 1
+
+
+def test_a_window_of_no_earlier_token_is_a_window(base: dict[str, str]) -> None:
+    words = "--window-size 0,0 --window-attn-skip-freq 2 --position-embedding-type rope"
+    found = parse(command_line(base, f"{words} --rotary-base-local 100"), 1)
+    assert [found.model.window_of(layer) for layer in range(4)] == [0, None, 0, None]
+    assert not any("window" in note for note in found.notes)
+
+
 def test_spans_in_iterations_do_not_go_with_samples(base: dict[str, str]) -> None:
     message = refusal(base, "--train-samples 100 --lr-decay-iters 5", without=("--train-iters",))
     assert "--lr-decay-iters 5" in message

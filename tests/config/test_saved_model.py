@@ -83,8 +83,29 @@ def model_of(words: list[str]) -> ModelSettings:
 def test_the_flags_of_a_model_make_that_model(options: list[str]) -> None:
     model = model_of([*MODEL.split(), *" ".join(options).split()])
     flags = model.flags()
-    assert model_of([word for option, words in flags.items() for word in (option, *words)]) == model
-    assert differences(stored(model), model) == []
+    again = model_of([word for option, words in flags.items() for word in (option, *words)])
+    assert again == model
+    assert differences(stored(model), again) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rotary-base 500000 --rotary-percent 0.5 --rotary-interleaved --no-rope-freq 2",
+        "--rope-scaling-factor 4 --rope-type yarn --rotary-scaling-factor 2 --beta-fast 16",
+        "--mscale 2 --mscale-all-dim 1 --original-max-position-embeddings 8 --yarn-exact-range",
+        "--add-qkv-bias --parallel-layernorm --rotary-seq-len-interpolation-factor 8",
+        "--window-attn-skip-freq 2 --use-rope-scaling",
+        "--window-size 0,0 --window-attn-skip-freq [1,0]",
+    ],
+)
+def test_flags_that_change_nothing_are_those_of_the_run_that_goes_on(options: str) -> None:
+    """A run with --use-checkpoint-args would otherwise be refused as another model."""
+    model = model_of([*MODEL.split(), *options.split()])
+    flags = model.flags()
+    again = model_of([word for option, words in flags.items() for word in (option, *words)])
+    assert again == model
+    assert differences(stored(model), again) == []
 
 
 def test_fields_that_this_version_does_not_know_are_left_out() -> None:
@@ -114,6 +135,35 @@ def test_a_flag_that_is_not_given_is_told_as_such() -> None:
         "--window-size 4,0 there, no --window-size here",
         "--softmax-scale 0.5 there, no --softmax-scale here",
     ]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "told"),
+    [
+        (
+            "--num-attention-heads 8",
+            "",
+            ["--num-attention-heads 8 there, --num-attention-heads 4 here",
+             "--kv-channels 4 there, --kv-channels 8 here"],
+        ),
+        (
+            "--num-experts 4 --disable-bias-linear --moe-ffn-hidden-size 16",
+            "--disable-bias-linear",
+            ["--num-experts 4 there, no --num-experts here",
+             "--moe-ffn-hidden-size 16 there, no --moe-ffn-hidden-size here"],
+        ),
+        (
+            "--multi-latent-attention --position-embedding-type rope",
+            "--position-embedding-type rope",
+            ["--multi-latent-attention there, no --multi-latent-attention here"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_difference_names_no_value_that_others_decide(
+    there: str, here: str, told: list[str]
+) -> None:
+    one, other = (model_of([*MODEL.split(), *words.split()]) for words in (there, here))
+    assert differences(stored(one), other) == told
 
 
 def save(root: Path, iteration: int, model: ModelSettings) -> None:

@@ -20,6 +20,8 @@ from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
+from megatron.flags.tree import changed as changed_in_tree
+from megatron.flags.tree import values_of
 from megatron.layers.recompute import Part, Recomputation
 from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.costs import Costs
@@ -59,7 +61,13 @@ def differing(config: RunConfig) -> set[str]:
     return {name for name in one if one[name] != other[name]}
 
 
-@pytest.mark.parametrize("part", ["model", "parallel", "train", "optimizer", "data", "log"])
+def test_every_value_of_the_model_counts_and_is_named() -> None:
+    for name in values_of(CONFIG.model):
+        other = dataclasses.replace(CONFIG, model=changed_in_tree(CONFIG.model, **{name: "other"}))
+        assert differing(other) == {f"model.{name}"}
+
+
+@pytest.mark.parametrize("part", ["parallel", "train", "optimizer", "data", "log"])
 def test_every_value_of_the_configuration_counts(part: str) -> None:
     """Each is replaced by one that no flag could give."""
     for field in dataclasses.fields(getattr(CONFIG, part)):

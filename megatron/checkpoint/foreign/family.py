@@ -80,6 +80,9 @@ class Family:
                 f"{config.origin}: {name} {positions} is less than --seq-length {length}"
             )
         values.setdefault("rope_type", "rope")
+        if values.get("num_experts") == 1:
+            name = next(name for name in EXPERTS if name in config)
+            raise config.fault(name, "more than 1: a layer with one expert is no mixture")
         model = ModelSettings.of(**values, seq_length=length)
         _check_choice(config, model)
         heads, groups = model.attention.num_attention_heads, model.attention.num_query_groups

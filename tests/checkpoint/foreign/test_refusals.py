@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are n
         ("deepseek v3", {"n_group": 5}, "n_group is 5, .* divisor of n_routed_experts 8"),
         ("deepseek v3", {"n_group": 8}, "n_group is 8, .* with groups of 2 or more"),
         ("deepseek v3", {"topk_group": 5}, "topk_group is 5, which is not at most n_group 4"),
+        ("qwen 2 moe", {"num_experts": 1}, "num_experts is 1, which is not more than 1"),
         ("gemma 3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is 2.0"),
         ("gemma 2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0"),
         ("llama 2", {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
