@@ -138,6 +138,7 @@ def _merged(statistics_p4n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     max_n = local_max_pn.amax(0)
     # A shard of padding only has a maximum of -inf, and so have several such shards together.
     finite_n = max_n.clamp_min(torch.finfo(max_n.dtype).min)
+    # s = Σ s' exp(m' - m): each shard's sum is relative to its own maximum (section 4, C1).
     sum_n = (local_sum_pn * (local_max_pn - finite_n).exp()).sum(0)
     return max_n, sum_n, statistics_p4n[:, 2].sum(0), statistics_p4n[:, 3].sum(0)
 
@@ -157,6 +158,8 @@ def row_factor(merged: Merged, options: LossOptions) -> Tensor:
     """Return [n], the factor that turns exponentials relative to m into gradients of the logits."""
     factor_n = 1 / merged.sum_n
     if options.z_loss_coeff:
+        # The derivative of lse is the softmax, so z lse² adds 2 z lse softmax: one more factor.
+        # The derivative of lse is the softmax, so z lse² adds 2 z lse softmax.
         factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
     return factor_n
 
@@ -169,6 +172,7 @@ def rescale_sum(state: ShardState, maximum_n: Tensor) -> None:
         maximum_n: m, the maximum over all ranks.
     """
     max_n, sum_n, _, _ = state.statistics_4n
+    # First the sum: the next line overwrites the maximum that it is relative to.
     sum_n.mul_((max_n - maximum_n).exp_())
     max_n.copy_(maximum_n)
 

@@ -154,10 +154,10 @@ class CudaOutput:
                 total_rh = gradient_vh[tile.rows]
                 self._products.accumulate_(total_rh, exp_rn, scaled_nh, begins=begins)
                 if slopes_rn is not None and pulled_nh is not None:
-                    self._products.accumulate_(total_rh, slopes_rn, pulled_nh)
+                    self._products.accumulate_(total_rh, slopes_rn, pulled_nh)  # has begun above
             if form_gradient:
                 self._form_gradient(state, weight_vh, exp_rn, slopes_rn, tile)
-        if gradient_vh is not None and len(weight_vh):
+        if gradient_vh is not None and len(weight_vh):  # last: a first product overwrites the sum
             gradients.subtract_targets(gradient_vh, state, weight_n, options)
         if not form_gradient:
             return None
@@ -258,7 +258,7 @@ class CudaOutput:
         assert state.raw_gradient_nh is not None
         raw_th, weight_rh = state.raw_gradient_nh[tile.tokens], weight_vh[tile.rows]
         if shrink_t is not None:
-            raw_th.mul_(shrink_t.unsqueeze(1))
+            raw_th.mul_(shrink_t.unsqueeze(1))  # A so far is relative to the old maximum
         self._products.accumulate_(raw_th, exp_rt.T, weight_rh, begins=tile.begins)
         if slopes_rt is not None and state.spread_nh is not None:
             spread_th = state.spread_nh[tile.tokens]

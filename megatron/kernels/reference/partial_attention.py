@@ -88,6 +88,7 @@ def multiplied(part: AttentionPart) -> Attended:
     log_bgrs = score_bgrsz.logsumexp(-1)
     finite_bgrs = log_bgrs
     if part.view is not None:  # else every query sees a key
+        # Without this, a query that sees no key here would form -inf - -inf = NaN.
         finite_bgrs = log_bgrs.masked_fill(log_bgrs == -torch.inf, 0.0)
     prob_bgrsz = (score_bgrsz - finite_bgrs.unsqueeze(-1)).exp()
     out_bgrsd: Tensor = prob_bgrsz.to(v_bgzd.dtype) @ v_bgzd.unsqueeze(2)
@@ -104,6 +105,8 @@ def multiplied_gradients(part: AttentionPart, whole: Attended, grad_basd: Tensor
     grad_bgrsd, q_bgrsd = (t.unflatten(1, (groups, -1)) for t in (grad_basd, q_basd))
     v_grad = (prob_bgrsz.to(dtype).mT @ grad_bgrsd).sum(2)
     wide = prob_bgrsz.dtype
+    # Σ P ∇P over *all* keys, from the whole output: ∇O · O (2205.14135, algorithm 4). So a part
+    # needs no sum over the other parts.
     along_bas1 = (grad_basd.to(wide) * whole.out_basd.to(wide)).sum(-1, keepdim=True)
     prob_grad = (grad_bgrsd @ v_bgzd.unsqueeze(2).mT).to(wide)
     score_grad = prob_bgrsz * (prob_grad - along_bas1.unflatten(1, (groups, -1))) * scale

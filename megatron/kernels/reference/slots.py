@@ -59,6 +59,7 @@ class SlotOperations:
         """
         slots_r = slot_nk.flatten()
         if len(y_rh) < len(slots_r):
+            # One row of zeros stands for all choices whose slots are elsewhere.
             y_rh = functional.pad(y_rh, (0, 0, 0, 1))
             slots_r = slots_r.clamp(max=len(y_rh) - 1)
         by_choice = y_rh.index_select(0, slots_r)
@@ -103,6 +104,7 @@ class Weighted(torch.autograd.Function):
         ctx.save_for_backward(inner_ri, weights_c, choice_r)
         ctx.activation = activation
         weights_r = weights_c.index_select(0, choice_r)
+        # Weights are statistics: the product is wide, and rounded once.
         return (activation(inner_ri) * weights_r[:, None]).to(inner_ri.dtype)
 
     @staticmethod

@@ -111,16 +111,21 @@ class OutputS(TileOperations):
             torch.mm(tile_th, x_nh.T, out=tile_tn)
             slope_tn = soft_cap(tile_tn, options.logit_softcap)
             if options.label_smoothing:
+                # Capped logits, before the exponentials take their memory.
                 logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
             shrink_n = self.exponentials_(tile_tn, max_n, sum_n)
             if keep:
+                # A later tile may raise the maximum; T needs the one of this tile's exponentials.
                 state.tile_max_kn[k].copy_(max_n)
+            # After the sum s: the loss has no slope of the cap, only the gradients have (chain
+            # rule).
             if slope_tn is not None:
                 tile_tn.mul_(slope_tn)
                 if options.label_smoothing and keep:
                     state.slope_tiles.append(slope_tn)
             if state.raw_gradient_nh is not None:
                 self.carry_input_gradient_(state.raw_gradient_nh, shrink_n, tile_tn, tile_th)
+            # Under a cap, the rows of M that label smoothing subtracts are weighted token by token.
             if state.target_gradient_nh is not None and slope_tn is not None and options.spread:
                 state.target_gradient_nh.add_(slope_tn.T @ tile_th, alpha=options.spread)
         return state
@@ -159,6 +164,7 @@ class OutputS(TileOperations):
             options: form of the loss.
         """
         assert isinstance(state, TiledState)
+        # All tiles are relative to m itself, so T's factor exp(tile's maximum - m) is 1.
         state.tile_max_kn.copy_(maximum_n)
         max_n, sum_n, _, logit_sum_n = state.statistics_4n
         max_n.copy_(maximum_n)
@@ -167,6 +173,7 @@ class OutputS(TileOperations):
                 logit_sum_n += tile_tn.sum(0, dtype=logit_sum_n.dtype)
             slope_tn = None
             if options.logit_softcap:
+                # S has capped the logits: logit / cap is the tanh, whose slope is 1 - tanh².
                 slope_tn = 1 - (tile_tn / options.logit_softcap).square_()
             self.exponentials_(tile_tn, max_n, sum_n)  # no logit exceeds m, so m is not raised
             if slope_tn is not None:
@@ -200,9 +207,12 @@ class OutputS(TileOperations):
             return merged, None
         assert isinstance(state, TiledState)
         assert state.target_gradient_nh is not None
+        # ∇X_k = g (A exp(m' - m) / s - D), since A is relative to the shard's own maximum m'
+        # (section 4, Algorithm 2).
         factor_n = row_factor(merged, options) * (state.maximum_n - merged.max_n).exp()
         gradient_nh = state.raw_gradient_nh * (weight_n * factor_n).unsqueeze(1)
         gradient_nh.addcmul_(state.target_gradient_nh, weight_n.unsqueeze(1), value=-1)
+        # Rounded once, after the difference: C1 sends activations in their own dtype.
         return merged, gradient_nh.to(state.x_nh.dtype)
 
 
@@ -233,8 +243,10 @@ def _initial_state(
     """Return the state before the first of k kept ``tiles``, and the targets' rows of M [n, h]."""
     dtype = statistics_dtype(x_nh.dtype)
     statistics_4n = torch.zeros((4, len(x_nh)), dtype=dtype, device=x_nh.device)
+    # A shard without rows keeps -inf, and the sum 0: C1 then leaves the shard out.
     statistics_4n[0] = -torch.inf
     target_row_n, owned_n = local_rows(targets_n, first_row, len(weight_vh))
+    # 0 for a target of another shard: whichever row ``local_rows`` names, D and T subtract nothing.
     slope_n = owned_n.to(dtype)
     target_nh = target_rows(weight_vh, target_row_n, dtype)
     # Round as the matrix product does; otherwise a well predicted token could have a loss below 0.
@@ -260,6 +272,7 @@ def soft_cap(logits: Tensor, cap: float) -> Tensor | None:
     if not cap:
         return None
     logits.div_(cap).tanh_()
+    # Between the two steps: here ``logits`` are the tanh, and d (c tanh(x / c)) / dx = 1 - tanh².
     slope = 1 - logits.square()
     logits.mul_(cap)
     return slope

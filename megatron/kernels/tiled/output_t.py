@@ -72,6 +72,7 @@ class TiledOutput(OutputS):
             self._add_kept_tiles(gradients, state, weight_vh, merged, weight_n, options)
         else:
             self._add_tiles_again(gradients, state, weight_vh, merged, weight_n, options, room)
+        # Rounded once, after the targets' part: C2 sends activations in their own dtype.
         return None if gradient_nh is None else gradient_nh.to(state.x_nh.dtype)
 
     def _add_kept_tiles(
@@ -86,6 +87,7 @@ class TiledOutput(OutputS):
         """Add the softmax part of the gradients of weight and input, from the state's tiles."""
         gradient_vh, gradient_nh = gradients
         scale_n = weight_n * row_factor(merged, options)
+        # g exp(m' - m) / s, where m' is the running maximum that the tile was formed with.
         factor_kn = (state.tile_max_kn - merged.max_n).exp() * scale_n
         tiles = _with_rows(state.exp_tiles)
         for (rows, tile_tn), factor_n in zip(tiles, factor_kn, strict=True):
@@ -162,11 +164,13 @@ def _subtract_target_gradient(
         return
     pull_n = weight_n * ((1 - options.label_smoothing) * state.target_slope_n)
     pulled_nh = (state.x_nh * pull_n.unsqueeze(1)).to(gradient_vh.dtype)
+    # Tokens may share a target: an indexed ``-=`` would subtract only one of them.
     gradient_vh.index_add_(0, state.target_row_n, pulled_nh, alpha=-1)
     if not options.label_smoothing:
         return
     weighted_nh = state.x_nh * weight_n.unsqueeze(1)
     if not options.logit_softcap:
+        # Without a cap all rows have the slope 1, so each loses the same vector, spread Σ g H.
         gradient_vh -= options.spread * weighted_nh.sum(0)
     for rows, slope_tn in _with_rows(state.slope_tiles):
         _subtract_spread(gradient_vh[rows], slope_tn, weighted_nh, options)

@@ -38,6 +38,7 @@ class TileOperations(Accumulation):
         """
         new_max_n = torch.maximum(max_n, logits_tn.amax(0).to(max_n.dtype))
         shrink_n = (max_n - new_max_n).exp_()
+        # Before this tile joins the sum: its exponentials are relative to the new maximum.
         sum_n.mul_(shrink_n)
         for part_tn in _slices(logits_tn):
             # In the dtype of statistics, because a difference in bf16 would be far off.
@@ -81,6 +82,7 @@ class TileOperations(Accumulation):
             exp_tn: exponentials, contiguous activations.
             weight_th: the same rows of M, activations.
         """
+        # Tokens are the rows of this product, so their factor can wait for it, and stays in fp32.
         product_nh = (exp_tn.T @ weight_th).to(gradient_nh.dtype)
         gradient_nh.addcmul_(product_nh, factor_n.unsqueeze(1))
 
@@ -95,6 +97,7 @@ class TileOperations(Accumulation):
             exp_tn: exponentials, contiguous activations.
             x_nh: H, contiguous activations.
         """
+        # This product sums over tokens, so their factor must be in it: on H [n, h], not on [t, n].
         scaled_nh = torch.mul(x_nh, factor_n.unsqueeze(1), out=torch.empty_like(x_nh))
         self.accumulate_product_(gradient_th, exp_tn, scaled_nh)
 

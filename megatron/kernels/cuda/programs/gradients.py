@@ -43,7 +43,9 @@ def _softmax_factor(token, weight, shift_n, maximum, total, z_loss, Z_LOSS: tl.c
     """Return g times the factor from an exponential relative to the shift to its gradient."""
     factor = weight / total
     if Z_LOSS:
+        # The derivative of lse is the softmax, so z lse² adds 2 z lse softmax.
         factor *= 1.0 + 2.0 * z_loss * (maximum + tl.log(total))
+    # exp(m' - m): the exponentials are relative to the shard's own maximum m' (section 4).
     return factor * tl.exp(tl.load(shift_n + token) - maximum)
 
 
@@ -158,4 +160,5 @@ def subtract_targets(
         factor = tl.load(weight_n + token) * pull * slope
         place = token.to(tl.int64) * h + channel
         value = factor * tl.load(x_nh + place, mask=inside, other=0.0).to(tl.float32)
+        # Relaxed is enough: no program reads the row before the kernel ends.
         tl.atomic_add(gradient_vh + target * h + channel, -value, mask=inside, sem="relaxed")

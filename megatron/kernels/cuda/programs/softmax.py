@@ -19,6 +19,7 @@ def _tanh(x):
     shrink = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - shrink) / (1.0 + shrink)
     square = x * x
+    # 1 - exp(-2|x|) cancels for a small x; the series does not.
     small = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0))))
     return tl.where(tl.abs(x) < 0.1, small, tl.where(x < 0.0, -large, large))
 
@@ -66,12 +67,14 @@ def column_maxima(
         place = row.to(tl.int64)[:, None] * n + column[None, :]
         logit = tl.load(logits_vn + place, mask=here, other=-float("inf"))
         most = tl.maximum(most, logit.to(tl.float32))
+    # The cap is monotonic, so capping the maximum is enough.
     found = _capped(tl.max(most, 0), cap, CAPPED)
     tl.store(maxima_kn + part.to(tl.int64) * n + column, found, mask=inside)
 
     target = tl.load(targets_n + column, mask=inside, other=-1) - first_row
     owned = inside & (target >= begin) & (target < begin + SPAN) & (target < v)
     logit = tl.load(logits_vn + target * n + column, mask=owned, other=0.0).to(tl.float32)
+    # Tokens whose targets are on other shards keep the 0 of the state, as C1 adds shards up.
     tl.store(target_logits_n + column, _capped(logit, cap, CAPPED), mask=owned)
 
 
@@ -102,6 +105,7 @@ def column_statistics(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < n
     begin = part * SPAN
+    # Not -inf: rows outside of the span are -inf, and the difference would be NaN.
     most = tl.full([ROWS, COLUMNS], LOWEST, tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     logit_total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -175,6 +179,7 @@ def exponentials(
             logit_total += tl.where(here, capped, 0.0)
         if CAPPED:
             slope = slope_of(capped, cap, CAPPED)
+            # After the sum: s has no slope of the cap, only the gradients have.
             value *= slope
             if SLOPES:
                 tl.store(slopes_vn + place, slope.to(slopes_vn.dtype.element_ty), mask=here)
