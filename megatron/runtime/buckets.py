@@ -173,6 +173,7 @@ def _exchanged(bucket: Sequence[OwnedParameter], replicas: int) -> float:
     size, sharers = sum(owned.parameter.numel() for owned in bucket), bucket[0].sharers(replicas)
     if sharers == replicas:
         return size
+    # A reduction over k ranks moves (k - 1) / k of the elements from each rank.
     return size * (1 - 1 / sharers) / (1 - 1 / max(2, replicas))
 
 

@@ -214,6 +214,7 @@ class Communicator:
 
         def prepare(i: int) -> Callable[[], Tensor]:
             if at_root:
+                # Not taken: the root's own S or IB still takes the tensor.
                 tensor = self.passes.store.get(name, i)
             else:
                 tensor = self._buffer(self._tensors.of_all(shape(i)), self._tensors.dtype)
@@ -296,6 +297,7 @@ class Communicator:
                 if gradient_nh is None:
                     return None
                 gradient_nh = self._levels.reduce(gradient_nh, self._last)
+                # On other ranks the values mean nothing, and would stay in memory until the wait.
                 return gradient_nh if at_last else None
 
             return work

@@ -72,6 +72,7 @@ class Executor:
         Returns:
             ``True`` if the program was carried out, ``False`` if it was abandoned.
         """
+        # The communicator still has the placeholder if the iteration before was abandoned.
         self._communicator.passes = passes = self._passes
         self._communicator.recorder = recorder
         carried_out = True
@@ -83,6 +84,7 @@ class Executor:
                 if carried_out or _ends_well(step, under_way):
                     self._communicate(step, under_way, recorder)
             else:
+                # A pair is asked by its last pass, the B: its F alone would not open the gate.
                 if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
                     carried_out = gate()
                     gate = None
@@ -126,6 +128,7 @@ class Executor:
             return
         with _recorded(recorder, comm):
             if comm.kind in REPLICA_KINDS:
+                # Nothing to deliver: the sums and the weights already stand in the buckets.
                 under_way.pop(comm).wait()
             elif comm.kind in HOST_KINDS:
                 self._copies.finish(comm, under_way.pop(comm))

@@ -289,6 +289,8 @@ class HostCopies:
         return work
 
     def _back(self, moved: _Moved) -> Callable[[], object]:
+        # Memory of the passes' stream: the lane waits for that stream before it copies, so nothing
+        # there still uses the memory.
         parts = [
             (torch.empty(kept.size, dtype=kept.dtype, device=self._device), there)
             for kept, there in moved.parts()
@@ -310,6 +312,7 @@ class HostCopies:
         result = pending.wait()
         if comm.kind == "O":
             for kept in self._moved[key].kept:
+                # The passes' stream has waited for the copy, so it may reuse the memory.
                 kept.elements = None
             return
         assert isinstance(result, list)

@@ -72,6 +72,7 @@ class CudaGraph:
 
     def reset(self) -> None:
         """See ``Graph``."""
+        # The last replay may still run.
         torch.cuda.current_stream().synchronize()
         self._graph.reset()
 
@@ -149,6 +150,7 @@ class Slot:
         self._gradient = _placed(gradient_buh.view_as(self._y), self._gradient)
         self._backward.run()
         if self._take_deferred is None:
+            # The next F of this slot follows on the same stream, behind the copy of the gradient.
             self._free(self)
         return self._x_gradient.clone()
 

@@ -320,6 +320,8 @@ class PipelineRank:
         ]
         if not everywhere:
             return None
+        # Data flows through the stages in ascending order, so the least stage of the least unit
+        # found the value first.
         unit, _, rank, what = min(everywhere)
         return unit // self.train_program.plan.slices, rank, what
 

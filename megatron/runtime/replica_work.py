@@ -81,6 +81,7 @@ class ReplicaWork:
         return self._lane.submit(partial(self._optimizer.gather_again, bucket))
 
     def _reduce(self, bucket: int, gradients: Tensor) -> None:
+        # Before the replicas: their reduce-scatter leaves valid sums in this rank's shard only.
         for axis in self._within[bucket]:
             collectives.all_reduce(gradients, collectives.SUM, axis)
         if self._dtype is None or self._dtype == gradients.dtype:

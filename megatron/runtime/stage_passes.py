@@ -289,7 +289,11 @@ class StagePasses:
             self._leave_weights(item, stage)
             return
         x_entry, ahead_entry, edge, further, shape = graph
+        # The output layer leaves the gradient flat. The first size is free, because further depths
+        # of prediction add samples.
         sources = Source(edge, gradient.view(-1, *shape)), *further
+        # One call for the output and the layers' losses: they share a graph, which a backward
+        # frees.
         torch.autograd.backward([s.edge for s in sources], [s.gradient for s in sources])
         if ahead_entry is not None:
             self._hand_back_ahead(i, ahead_entry.take_gradient())
@@ -303,6 +307,8 @@ class StagePasses:
         """Leave the deferred weight gradients to W, or form them now if there is no W."""
         i = self.plan.unit(item)
         if stage == self._last_stage and not self.plan.treatment.is_sharded:
+            # No other rank waits for the output layer's weight gradient either, so it may wait for
+            # W.
             self._defer(lambda: self._vocabulary.finish_output(i))
         deferred = self._take_deferred()
         if self.plan.split_backward:

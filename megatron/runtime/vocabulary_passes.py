@@ -191,6 +191,7 @@ class VocabularyPasses:
             self.finish_output(i)
             return
         assert gradient_nh is not None, "S has begun it"
+        # T runs as late as B or W and reads no A: without this, A [n, h] in fp32 would wait for T.
         state.drop_gradient()
         own = tensor.reduce_parts(gradient_nh)
         self._store.put("output_gradient", i, own, self._stages - 1)
