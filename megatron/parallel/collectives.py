@@ -126,8 +126,10 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
     held, sending = 1, []
     while held < size:
         count = min(held, size - held)
+        # A block is never written again, so no send need end before the next step.
         sending.append(p2p.send(blocks[:count], (rank - held) % size, axis))
         coming = p2p.receive(blocks[held : held + count], (rank + held) % size, axis)
+        # One turn for all steps, because ranks without elements hand over once (``gather_parts``).
         if held == 1:
             _hand_over(axis)
         coming.wait()
@@ -178,6 +180,7 @@ def shift(tensor: Tensor, axis: ConnectedAxis, places: int = 1) -> Tensor:
         for work in dist.batch_isend_irecv(both):
             work.wait()
         return received
+    # The receive is posted first: with every rank in a blocking send, nobody would receive.
     coming = p2p.receive(received, before, axis)
     p2p.send(tensor, after, axis).wait()
     return coming.wait()
@@ -225,6 +228,7 @@ def _not_empty(parts: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
 def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
     rank, others = axis.rank, [other for other in range(axis.size) if other != axis.rank]
     received = {other: torch.empty_like(parts[rank]) for other in others}
+    # All ranks know the sizes, so an empty part is neither sent nor awaited.
     coming = [p2p.receive(received[other], other, axis) for other in others if parts[rank].numel()]
     going = [p2p.send(part, other, axis) for other, part in _not_empty(parts) if other != rank]
     _hand_over(axis)

@@ -221,6 +221,7 @@ def _in_order(parts: Tensor, dim: int) -> Tensor:
         dim: the dimension of tokens, counted without the ranks.
     """
     early, late = parts.chunk(2, dim + 1)
+    # Rank k has the chunks k and 2c - 1 - k: the late ones come in the reverse order of ranks.
     return torch.cat((*early, *reversed(late.unbind())), dim)
 
 

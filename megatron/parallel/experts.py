@@ -108,6 +108,7 @@ class GatheringExperts(ExpertParallel):
     def reduce(self, partial: Tensor) -> Tensor:
         """As in ``ExpertParallel``."""
         sums = partial.contiguous()
+        # The reverse of ``gather``: after the near ranks' sum, less has to travel far.
         for axis in (self._of_expert, self._experts):
             collectives.reduce_scatter(sums.view(-1), axis)
             sums = sums.chunk(axis.size)[axis.rank]
@@ -199,6 +200,7 @@ class ExchangingExperts(GatheringExperts):
             rows: [z, ...], by the expert that they go to.
             journey: of the rows.
         """
+        # Each row travels far once; then the near ranks that share an expert pass it on.
         own = collectives.all_to_all(rows, self._experts, journey.sent, journey.received)
         if self.tensor_size == 1:
             return own
@@ -216,6 +218,7 @@ class ExchangingExperts(GatheringExperts):
         """
         if self.tensor_size > 1:
             rows = rows.contiguous()
+            # Near ranks first: one sum travels home in place of a summand from each of them.
             collectives.reduce_scatter(rows.view(-1), self._of_expert, _elements(journey, rows))
             rows = rows[self._own_rows(journey)]
         return collectives.all_to_all(rows, self._experts, journey.received, journey.sent)

@@ -152,6 +152,7 @@ class SplitTokens(SharedTokens):
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: a reduce-scatter."""
+        # A reduce-scatter cuts memory, so the tokens of a rank must lie together.
         parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
         return self.reduce_parts(parts_tbuh).view(parts_tbuh.shape[1:])
 

@@ -63,6 +63,7 @@ class TwoLevels:
         """
         flat = whole.view(-1)
         collectives.reduce_scatter(flat, self.row)
+        # A view: the column's sum appears inside ``flat``, where the row gathers it.
         part: Tensor = flat.view(self.row.size, -1)[self.row.rank]
         collectives.reduce(part, root, self.column)
         if self.column.rank != root or self.row.size == 1:
