@@ -87,6 +87,7 @@ class AdamW:
         Gradients and moments are zero before the step, and stay zero.
         """
         still = Rates(lr=1e-30, vocabulary_lr=1e-30, weight_decay=self._config.weight_decay)
+        # With an epsilon of 0 the quotient of these moments would be 0 / 0.
         numbers = replace(self._numbers(Step(still, (math.inf,), 1)), epsilon=1.0)
         for keeps in {False, self._config.post_validation}:
             self._kernels.adamw_(self._tensors, replace(numbers, keeps_quotients=keeps))

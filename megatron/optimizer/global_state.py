@@ -112,6 +112,7 @@ def own_totals(
     losses = losses.double() / loss_scale
     counts = torch.tensor(tokens, dtype=torch.float64).to(losses.device)
     further = [losses[1:]] if unscaled is None else [losses[1:], unscaled]
+    # Gradients have the loss scale as a factor, so their squares have it twice.
     return torch.cat([losses[:1], (squares / loss_scale**2).view(1), counts, *further])
 
 

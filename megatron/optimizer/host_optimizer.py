@@ -109,6 +109,8 @@ class HostOptimizer:
         for batch in self._batches:
             batch.step(rates, grad_norm, factor)
         self._finish()
+        # A corrected step reads the gradients on the device, and expects them divided, as after any
+        # other optimizer's step.
         if self._steps_again:
             divide(self._gradients, divisors_of(factor, grad_norm, self._clip_grad))
 

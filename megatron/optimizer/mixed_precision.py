@@ -138,6 +138,7 @@ class MixedPrecisionOptimizer:
         step = Step(rates, divisors_of(factor, grad_norm, self._clip_grad), self._steps)
         for rule in self._rules:
             rule.step(step)
+        # Weights of rules that have rounded get the same bits once more.
         if not all(rule.rounds for rule in self._rules):
             self._round()
 
@@ -178,6 +179,7 @@ class MixedPrecisionOptimizer:
         assert self._saved, "nothing was saved"
         torch._foreach_copy_(self._state(), self._saved)
         self._steps = self._saved_steps
+        # Weights are not saved: each is its master, rounded.
         self._round()
 
     def _state(self) -> list[Tensor]:
@@ -199,6 +201,7 @@ def divisors_of(factor: float, grad_norm: float, clip_grad: float) -> tuple[floa
     """
     clipping = clip_coefficient(grad_norm, clip_grad)
     mantissa, _ = math.frexp(factor)
+    # ``frexp`` gives the mantissa 0.5 to powers of two alone.
     scales = [factor * clipping] if mantissa == 0.5 else [factor, clipping]
     return tuple(1.0 / scale for scale in scales if scale != 1.0)
 

@@ -88,6 +88,7 @@ class Muon:
         divide(self._gradients, step.divisors)
         for master in self._masters:
             decay = rates.weight_decay if master.part.weight_decay else 0.0
+            # Decoupled decay is of the old weight (arXiv 1711.05101), so it precedes the update.
             master.weight.mul_(1.0 - rates.lr * decay)
             master.weight.sub_(self._update(master), alpha=rates.lr)
 
@@ -97,7 +98,10 @@ class Muon:
         momentum.lerp_(master.gradient, 1.0 - config.muon_momentum)
         direction = momentum
         if config.muon_nesterov:
+            # Nesterov: the mean that would follow if the same gradient came once more.
             direction = master.gradient.lerp(momentum, config.muon_momentum)
+        # The mean is linear, so ranks keep it for their parts. Orthogonalizing is not: it comes
+        # after the gathering.
         whole = self._orthogonal(master, self._matrices.gathered(master.part, direction))
         return self._matrices.own_part(master.part, whole)
 

@@ -105,6 +105,8 @@ class NarrowValues:
         for index, weight in enumerate(self._weights):
             weight.note(self._blocks_of(largest, index))
         if any(weight.needs_magnitudes for weight in self._weights):
+            # Rows of several shards may share a scale: no shard is rounded before all magnitudes
+            # are known.
             collectives.all_reduce(largest, collectives.MAXIMUM, axis)
         scales = self._set_worths(largest)
         for index, first, last in own:

@@ -80,6 +80,8 @@ def orthogonalized(
     """
     tall = matrix.shape[-2] > matrix.shape[-1]
     x_mn = matrix.mT if tall else matrix  # so that X Xᵀ is the smaller product
+    # The Frobenius norm is no less than any singular value. So all begin at 1 or below, where the
+    # polynomials bring them near 1.
     norm = torch.linalg.vector_norm(x_mn, dim=(-2, -1), keepdim=True)
     x_mn = x_mn / norm.clamp_min(EPSILON)
     add_product = torch.baddbmm if matrix.dim() == 3 else torch.addmm
@@ -88,6 +90,7 @@ def orthogonalized(
     with _products_in(precision):
         for a, b, c in steps:
             a_mm = x_mn @ x_mn.mT
+            # b A + c A² for A = X Xᵀ in one product, and then a X + (b A + c A²) X in another.
             b_mm = add_product(a_mm, a_mm, a_mm, beta=b, alpha=c)
             x_mn = add_product(x_mn, b_mm, x_mn, beta=a)
     return (x_mn.mT if tall else x_mn).to(matrix.dtype)

@@ -57,7 +57,9 @@ class PostValidatedStep:
         """
         assert self._open is None, "the last step has not been validated"
         prefix = self._sum_so_far(own)
+        # Before this rank's own step: the next rank waits for the sum only.
         pending = self._pass_on(prefix)
+        # The last rank's prefix is the whole sum: it clips at once where the others would not step.
         stepped = prefix.is_finite if self._is_last else self._needs_no_clipping(prefix)
         self._open = _OpenStep(rates, loss_scale, stepped, own.by_microbatch, *pending)
         if stepped:
@@ -74,6 +76,7 @@ class PostValidatedStep:
         values, mode = self._open.full.wait().tolist(), self._open.by_microbatch
         full = GlobalState.of(values, by_microbatch=mode)
         if self._open.sent is not None:
+            # Until then the transfer may still read the sum.
             self._open.sent.wait()
         right = self._needs_no_clipping(full)
         if right:
