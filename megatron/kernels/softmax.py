@@ -159,7 +159,6 @@ def row_factor(merged: Merged, options: LossOptions) -> Tensor:
     factor_n = 1 / merged.sum_n
     if options.z_loss_coeff:
         # The derivative of lse is the softmax, so z lse² adds 2 z lse softmax: one more factor.
-        # The derivative of lse is the softmax, so z lse² adds 2 z lse softmax.
         factor_n = factor_n * (1 + 2 * options.z_loss_coeff * merged.lse_n)
     return factor_n
 

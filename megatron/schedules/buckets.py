@@ -119,6 +119,7 @@ def _with_reductions(
         done = index + 1
     made += row[done:]
     started = [comm for index in sorted(complete) for comm in complete[index]]
+    # No pass reads the sums, so the waits stand at the end, in the order of the lane.
     return (*made, *map(Wait, started))
 
 
@@ -145,6 +146,7 @@ def _with_updates(
     made: list[Instruction] = []
     for number in sorted(range(len(buckets)), key=first_read.__getitem__):
         comm = gathering(rank, number)
+        # A bucket is gathered while the next one is updated.
         made += [Run(Pass("U", number)), Start(comm)]
         needed[first_read[number] if overlap else 0].append(comm)
     done = 0

@@ -152,6 +152,7 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     periods = (group,) if block.group else PERIODS
     step = max(periods)
     steady = 2 * group if block.group else max(step, ceil(request.ranks / n))
+    # Windows are repeated whole, so the missing microbatches must be a multiple of each period.
     short = ends + steady + (m - ends - steady) % step
     return _Sought(short, Target(m, periods)) if 2 * short <= m else _Sought(m)
 
@@ -331,6 +332,7 @@ def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Hel
     gradients may each exceed their peak in the order of the block by ``EMBEDDINGS`` at most.
     ``recomputed`` is the limit of chunks between R and B.
     """
+    # A promise that is a whole number of chunks may be just below it as a float.
     promised = float(floor(microbatches * plan.chunks * plan.slices + 1e-9))
     waiting = inf if plan.split_backward else EMBEDDINGS * plan.slices
     limits = []

@@ -138,6 +138,7 @@ def _backward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     own = item._replace(kind="R" if plan.recomputes else "F")
     stage = plan.stage_of[rank, item.chunk]
     if stage == len(plan.stages) - 1:
+        # The last barrier is enough: its pass waits for the barrier before it.
         return (own, *(_comm(last.kind, item) for last in plan.treatment.barriers[-1:]))
     source, chunk = plan.stages[stage + 1]
     if source == rank:

@@ -148,6 +148,8 @@ class Treatment:
 _OUTPUT_PASSES: Final[tuple[PassKind, ...]] = ("S", "E", "T")
 
 _TWO_BARRIERS: Final = (
+    # T needs m and s to form softmax_k. Only then are there parts of ∇X for C2 to sum, so the last
+    # stage's B waits for both barriers (arXiv 2411.05288, section 4, Algorithm 1).
     Barrier("C1", "S", ("statistics",)),
     Barrier("C2", "T", ("gradient",)),
 )
@@ -166,6 +168,8 @@ TREATMENTS: Final[Mapping[str, Treatment]] = {
             ),
         ),
         Treatment("vocab-1", _TWO_BARRIERS),
+        # ∇X is linear in A and D, which S forms without m and s. So C1 gathers the statistics
+        # first, scales by them, and sums ∇X at once: no B waits for T (section 4, Algorithm 2).
         Treatment("vocab-2", (Barrier("C1", "S", ("statistics", "gradient")),)),
         Treatment("interlaced", _TWO_BARRIERS, synchronous=True),
     )

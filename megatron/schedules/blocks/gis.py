@@ -69,6 +69,7 @@ def _block(ranks: int, entered: Sequence[int], interval: int, group: int) -> Blo
         turn = 3 * entered[-1] + down + 1 + 3 * (ranks - 1 - rank)
         slots = []
         for chunk, (there, back) in enumerate(zip(entered, reversed(entered), strict=True)):
+            # Modulo 3 they start at down, down + 1 and down + 2, so they never meet.
             slots.append(Slot(3 * there + down, 1, "F", chunk))
             slots.append(Slot(turn + 3 * back, 1, "B", chunk))
             slots.append(Slot(turn + 3 * back + 1, 1, "W", chunk))

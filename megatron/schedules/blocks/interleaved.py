@@ -16,6 +16,7 @@ def interleaved(ranks: int, chunks: int) -> Block:
     for r in range(p):
         slots = []
         for c in range(v):
+            # F has the first unit of an interval, and B the other two.
             slots.append(Slot(3 * (c * p + r), 1, "F", c))
             first = 3 * ((v - 1) * p + 2 * (p - 1) - r) + 1  # of the last chunk
             slots.append(Slot(first + 3 * (v - 1 - c) * p, 2, "B", c))

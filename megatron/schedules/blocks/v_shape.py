@@ -18,12 +18,14 @@ _PERIOD = 6
 def zb_v(ranks: int) -> Block:
     """Return the block that holds as much as 1F1B and, if F = B = W, has no bubble."""
     end = 6 * (ranks - 1)
+    # Modulo 6 they start at 4i, 4i + 1, 4i + 2 and 4i + 3: two units are left for W.
     return _block(ranks, lambda i: (4 * i, end + 1 - 2 * i, end + 2 + 4 * i, 2 * end + 3 - 2 * i))
 
 
 def v_half(ranks: int) -> Block:
     """Return the block that holds half as much as 1F1B."""
     up = 3 * ranks
+    # For an even p, 3p is 0 modulo 6: without the 3, B0 would start together with F1.
     turn = up + (3 if ranks % 2 == 0 else 0)
     return _block(ranks, lambda i: (2 * i, up - i - 2, turn + 2 * i - 1, turn + up - i - 2))
 
@@ -31,6 +33,7 @@ def v_half(ranks: int) -> Block:
 def v_min(ranks: int) -> Block:
     """Return the block that holds a third as much as 1F1B."""
     up = 2 * ranks
+    # For a multiple of 3, 2p is 0 modulo 6: without the 2, B1 would start together with F0.
     turn = up + (2 if ranks % 3 == 0 else 0)
     return _block(ranks, lambda i: (i, up - i - 1, turn + i, turn + up - i - 1))
 

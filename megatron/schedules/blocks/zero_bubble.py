@@ -14,6 +14,8 @@ def zb_h1(ranks: int) -> Block:
     """
     p = ranks
     rows = tuple(
+        # Modulo the interval of 3 they start at i, i + 1 and i + 2, so they never meet. On the last
+        # rank B follows F at once.
         (Slot(i, 1, "F"), Slot(3 * p - 2 - 2 * i, 1, "B"), Slot(3 * p - 1 + i, 1, "W"))
         for i in range(p)
     )
@@ -28,6 +30,7 @@ def zb_h2(ranks: int) -> Block:
     last = ranks - 1
     rows = tuple(
         (
+            # Modulo 3 again i, i + 1 and i + 2; on the last rank B follows F at once.
             Slot(4 * i, 1, "F"),
             Slot(6 * last + 1 - 2 * i, 1, "B"),
             Slot(6 * last + 2 + 4 * i, 1, "W"),

@@ -128,6 +128,7 @@ class _Run:
     def _gap(self, rank: int, number: int, arrival: float) -> tuple[int, float]:
         """Return the place of a pass: the index of the pass that will follow it, and its start."""
         state, time = self._ranks[rank], self._graph.times[number]
+        # Before a pass that starts sooner, no gap can be long enough.
         after = arrival + max(time - self._rounding, self._clear)
         at = bisect_right(state.starts, after)
         for i, change in self._changes[number]:

@@ -86,6 +86,7 @@ def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Sched
 def _mirrored(problem: Problem, base: Scheduled) -> Scheduled:
     """Return ``base`` with time running the other way."""
     m = problem.graph.microbatches
+    # With time reversed the last microbatch is the first: i becomes m - 1 - i.
     rows = [[item - 2 * (item % m) + m - 1 for item in reversed(row)] for row in base.rows]
     starts = [[base.end - time for time in reversed(row)] for row in base.ends]
     ends = [[base.end - time for time in reversed(row)] for row in base.starts]
