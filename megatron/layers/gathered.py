@@ -27,4 +27,5 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_bsh: Tensor) -> tuple[Tensor, None]:
+        # A copy: the sum is formed in place, and autograd may give the same gradient to others.
         return ctx.tensor.reduce(grad_bsh.clone()), None

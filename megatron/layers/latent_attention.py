@@ -151,6 +151,7 @@ class LatentAttention(nn.Module):
         if rope is not None:
             q_bsan, q_bsar = q_bsad.split([plain, turned], -1)
             q_bsad = torch.cat((q_bsan, rope(q_bsar)), -1)
+            # Turned once, before every head gets a copy.
             turned_bs1r = rope(turned_bs1r)
         k_bsad = torch.cat((k_bsan, turned_bs1r.expand(-1, -1, self.num_heads, -1)), -1)
         return (
@@ -184,6 +185,7 @@ class LatentAttention(nn.Module):
             scores=self.scores,
         )
         values = self.settings.v_head_dim
+        # The channels behind are those that values were filled up with.
         return tuple(part_buaw[..., :values].flatten(2) for part_buaw in parts_buaw)
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:

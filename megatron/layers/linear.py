@@ -209,6 +209,7 @@ class _SharedLinear(torch.autograd.Function):
         ctx.keeper, ctx.layer, ctx.defer, ctx.adds = keeper, layer, defer, adds
         if layer.rows.size == 1:
             return layer.products.output(factor, weight, bias)
+        # The bias comes after the sum, or every rank would add it.
         y = layer.rows.reduce(layer.products.output(factor, weight, None))
         return y if bias is None else y.add_(bias)
 
@@ -259,6 +260,8 @@ def _products(
     coming = None if kept is None else products.start_input_again(kept, layer.columns)
     if wants_x:
         x_grad = products.input_gradient(grad, weight)
+    # After the product, which hides the gathering, and before any other method of the ranks, as
+    # ``start_gather`` demands.
     x = coming.wait() if coming else None
     leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
     if x is not None and adds:

@@ -105,6 +105,7 @@ class _RingAttention(torch.autograd.Function):
                 else:
                     sum_2bgud[..., piece.keys, :].add_(torch.stack(both))
             del seen_2bgud
+            # Only now: the sum has travelled while these gradients were formed.
             if sum_2bgud is None:
                 sum_2bgud = coming_sum.wait()
             for keys, more_2bgkd in made:
@@ -167,6 +168,8 @@ def _put_together(whole: Attended, part: Attended) -> None:
 
     Every query has seen a key in one of them.
     """
+    # out = Σ exp(log_k - log) out_k with log = log Σ exp(log_k) (arXiv 2310.01889); the factors
+    # need the old logarithm, so it is replaced last.
     sum_bau = torch.logaddexp(whole.log_bas, part.log_bas)
     whole.out_basd.mul_((whole.log_bas - sum_bau).exp().unsqueeze(-1))
     whole.out_basd.add_((part.log_bas - sum_bau).exp().unsqueeze(-1) * part.out_basd)

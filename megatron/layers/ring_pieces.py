@@ -135,6 +135,7 @@ class RingSight:
             return [self._as_a_whole(step)]
         queries, keys = self._spans(self.rank), self._spans((self.rank - step) % self.size)
         pairs = [(q, k) for q in queries for k in keys]
+        # A query's own key first: two parts of which a query sees nothing would add up to NaN.
         pairs.sort(key=lambda pair: pair[0].first != pair[1].first)
         return [piece for pair in pairs for piece in self._cut(*pair)]
 

@@ -194,6 +194,7 @@ class DelayedScales:
             agree: replaces a tensor of this rank, in place, by the maximum over all ranks.
         """
         seen_3l = torch.maximum(self._seen_3l, self._noted_3l)
+        # Before the exchange: an infinity of one rank would be the maximum of all.
         seen_l3 = seen_3l.where(seen_3l.isfinite(), 0.0).T.contiguous()
         agree(seen_l3)
         history_l3h = self._state_l3h[..., :-1]

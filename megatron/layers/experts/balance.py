@@ -82,6 +82,7 @@ def over_sequence(summand: Tensor, site: Site) -> Tensor:
     summand = _over_tensor(summand, site)
     if site.context.size == 1:
         return summand
+    # A copy: the caller still counts its own choices for the loss over the global batch.
     return collectives.all_reduce(summand.clone(), collectives.SUM, site.context.axis)
 
 

@@ -67,6 +67,7 @@ def _whole(x_buk: Tensor, site: Site) -> Tensor:
 
 def _heaviest(experts_nk: Tensor, weights_nk: Tensor, experts: int, most: int) -> Tensor:
     """Return whether a choice is one of the ``most`` with the largest weights of its expert."""
+    # Below all weights, so a token that has not chosen the expert takes no place from one that has.
     weights_ne = weights_nk.new_full((len(weights_nk), experts), -1.0)
     weights_ne.scatter_(1, experts_nk, weights_nk)
     heaviest = weights_ne.topk(most, dim=0).indices

@@ -263,6 +263,7 @@ def _exchange(leaving: Order, experts: int, ranks: ExchangingExperts, kernels: K
     own = arriving.shape[-1]
     ends = arriving.flatten().cumsum(0)
     rows = torch.arange(journey.arrived, device=ends.device)
+    # Rows come by place, and from each place by expert: so run i is of own expert i modulo ``own``.
     experts_1r1 = (torch.searchsorted(ends, rows, right=True) % own).view(1, -1, 1)
     arrived = Order.by_expert(experts_1r1, own, kernels)
     return Exchange(leaving, arrived, journey, ranks, kernels)

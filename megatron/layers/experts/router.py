@@ -199,6 +199,7 @@ def _best(scores_bue: Tensor, settings: ExpertSettings) -> Tensor:
         best = by_group.topk(experts, dim=-1).values.sum(-1)
         chosen_bug = best.topk(open_groups, dim=-1).indices
         is_open_bug = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, chosen_bug, True)
+        # Not 0: logits, and scores with a bias, may be negative in open groups.
         by_group = by_group.masked_fill(~is_open_bug.unsqueeze(-1), -torch.inf)
         scores_bue = by_group.flatten(-2)
     return scores_bue.topk(topk, dim=-1).indices

@@ -59,6 +59,7 @@ class _OfSlice(torch.autograd.Function):
         ctx.choices, ctx.loss = choices, loss
         if not part.is_last:
             return scores_xe.new_zeros(())
+        # The loss of a slice is weighted by its share of the tokens; this value is for all of them.
         return imbalance(choices.times(loss), choices.means(loss)) / part.fraction
 
     @staticmethod

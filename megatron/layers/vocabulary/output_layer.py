@@ -143,6 +143,7 @@ class OutputLayer(nn.Module):
             begins=begins,
         )
         if not self._recompute:
+            # The next S writes there on the same stream, behind these products.
             self._free.give(state.exp_tiles)
         return gradient_nh
 
