@@ -81,6 +81,7 @@ class JoinedLosses:
         Returns:
             The losses as further starting points of the backward, besides the stage's output.
         """
+        # Ranks with parts of the samples have means over their parts, whose mean is the loss.
         weight = self._batch[i].mean_weight / self._parts
         if losses or loads:
             wide, own = self._batch[i].weight_n.dtype, losses if self._tells else ()

@@ -107,6 +107,7 @@ def handed_over(
         key = storage._cdata
         stays = key in shared or (keys is not None and key in storages_of(keys.buffers()))
         if stays or not storage.nbytes() or tensor.device.type != device.type:
+            # Detached: autograd's node would otherwise keep its own output, with the node itself.
             return tensor.detach()
         if key not in found:
             found[key] = _Kept(tensor)

@@ -123,6 +123,8 @@ def _gradients(
             block, q_xyd, grad_xyd, (k_xkd, v_xkd), sinks_a, dropout
         )
         block.write(dscore_xyk @ k_xkd, dq_basd)
+        # Blocks see the same keys: sums over blocks are statistics, which are rounded once at the
+        # end.
         dk_xsd[:, block.first_key : block.end] += dscore_xyk.mT @ q_xyd
         dv_xsd[:, block.first_key : block.end] += used_xyk.mT @ grad_xyd
         del dscore_xyk, used_xyk  # the next block has such matrices of its own
@@ -162,6 +164,7 @@ def _scores_gradient(
     if factor_xyk is not None:
         dprob_xyk *= factor_xyk
     dsunk_a = None if sunk_xy1 is None else block.sinks_gradient(prob_xyk, dprob_xyk, sunk_xy1)
+    # P (∇P - Σ P ∇P). It holds with sinks too: a sink has no value, so it adds nothing to the sum.
     dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, prob_xyk.dtype)
     dscore_xyk *= block.seen.scores.scale_of(q_xyd.shape[-1]) if slope_xyk is None else slope_xyk
     return dscore_xyk.to(q_xyd.dtype), used_xyk.to(q_xyd.dtype), dsunk_a
