@@ -267,6 +267,7 @@ class Bucket:
         main_grad, begins = take_main_grad(parameter)
         if begins:
             main_grad.copy_(grad)
+        # In fp32 ``.grad`` is the sum, and autograd has added to it already.
         elif grad is not main_grad:
             self._kernels.accumulate_(main_grad, grad)
         parameter.grad = main_grad if self._is_full else None

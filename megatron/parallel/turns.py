@@ -47,6 +47,7 @@ class Turns:
         stream = _current_stream()
 
         def beside() -> None:
+            # PyTorch has a current stream for each thread.
             with stream():
                 self._play(0, first)
 
