@@ -84,6 +84,7 @@ def joined(plan: Plan, costs: Costs = UNIT_COSTS) -> Plan:
             for now, before in zip(_held(made), held, strict=True)
             for level, most in zip(now, before, strict=True)
         ):
+            # The least end so far: what rounding allows must not add up over kinds.
             best, end = made, min(end, tried.end)
             kept.add(kind)
     return best

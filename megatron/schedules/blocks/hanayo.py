@@ -20,6 +20,7 @@ def hanayo(ranks: int, chunks: int) -> Block:
     last = p * v - 1
     rows: list[list[Slot]] = [[] for _ in range(p)]
     for stage, (rank, chunk) in enumerate(stages):
+        # Of every three units F has the first, and B the other two.
         forward = Slot(3 * stage, 1, "F", chunk)
         backward = Slot(3 * last + 1 + 3 * (last - stage), 2, "B", chunk)
         rows[rank] += (forward, backward)

@@ -17,6 +17,7 @@ def one_f_one_b_v(ranks: int) -> Block:
     p = ranks
     stages = [(i, 0) for i in range(p)] + [(i, 1) for i in reversed(range(p))]
     rows: list[list[Slot]] = [[] for _ in range(p)]
+    # For a multiple of 3, 2p is 0 modulo 6: without the 3, rank 0's first B would run into an F.
     first_backward = 2 * p + (3 if p % 3 == 0 else 0)
     for stage, (rank, chunk) in enumerate(stages):
         hops = 2 * p - 1 - stage

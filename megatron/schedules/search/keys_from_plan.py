@@ -45,6 +45,7 @@ def keys_from_plan(
         for i in range(plan.microbatches):
             (place, anchor), intervals = _anchor(plan, rank, item, held_back)
             row.append(starts[place, anchor._replace(microbatch=i)] + intervals * interval)
+        # Passes of a kind run in the order of microbatches, so their keys ascend too.
         keys.append(sorted(row))
     return keys
 

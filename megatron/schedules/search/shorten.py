@@ -336,6 +336,7 @@ class _Search:
         while self._affords(5):
             spread = mean * random.choice([0.5, 1, 2, 4, 8])
             starts = planned(self._problem, current.rows, current.starts)
+            # Sorted, because passes of a kind run in the order of microbatches.
             keys = [sorted(time + random.gauss(0, spread) for time in row) for row in starts]
             rule = Rule(random.choice([0, 0.25, 0.5, 0.75, 1]), keys=keys)
             shaken = scheduled(self._problem, list_schedule(self._problem, current.rows, rule))
