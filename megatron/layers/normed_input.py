@@ -68,6 +68,8 @@ class _NormedInput(torch.autograd.Function):
         found: list[Any],
     ) -> tuple[Tensor, Tensor]:
         """Put the factor, and the tensors to keep for W, into ``found``."""
+        # So a norm that nobody has read has no gradient in the backward, where zeros would cost a
+        # kernel.
         ctx.set_materialize_grads(False)
         normed = form(x, scale_h, bias_h, formula.epsilon)
         ctx.save_for_backward(x, scale_h, normed.mean_n, normed.inverse_n)

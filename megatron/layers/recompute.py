@@ -150,6 +150,7 @@ class Again:
                 raise _CompleteError
 
         arguments = self._kept_arguments()
+        # A backward runs without gradients, where autograd would keep no tensors.
         with torch.enable_grad(), saved_tensors_hooks(collect, _unused), suppress(_CompleteError):
             self._function(*arguments)
         assert len(computed) == self._left_out, "computed again, it keeps something else"
@@ -160,6 +161,7 @@ class Again:
         assert self._kept is not None
         tensors = iter(self._kept.read())
         return [
+            # As in the first run: it decides which tensors autograd keeps.
             next(tensors).detach().requires_grad_(argument.requires_grad)
             if isinstance(argument, _Slot)
             else argument

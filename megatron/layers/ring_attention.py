@@ -75,6 +75,7 @@ class _RingAttention(torch.autograd.Function):
         out_baud, log_bau = whole
         if sinks_a is not None:
             out_baud, log_bau = with_sinks(out_baud, log_bau, sinks_a)
+        # Rounded once, with all parts and the sinks in it.
         narrow_baud = out_baud.to(q_baud.dtype)
         ctx.save_for_backward(q_baud, own_2bgud, narrow_baud, log_bau, sinks_a)
         ctx.kernels, ctx.context, ctx.sight = kernels, context, sight

@@ -168,4 +168,6 @@ class DynamicScaling:
         """See ``RopeScaling``."""
         length = max(self.length, self.original_length)
         stretch = self.factor * length / self.original_length - (self.factor - 1)
+        # The lowest frequency is theta^(-(r - 1) / r): this power of ``stretch`` divides it by
+        # ``stretch``.
         return plain_frequencies(base * stretch ** (pairs / (pairs - 1)), pairs)

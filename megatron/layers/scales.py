@@ -229,6 +229,7 @@ class DelayedScales:
     def loaded(self) -> None:
         """Use the values that were loaded into ``tensors``."""
         self._scales_3l.copy_(self._scales_l3.T)
+        # From the scales alone: a checkpoint has no worths, and an unused tensor has no magnitude.
         torch.reciprocal(self._scales_3l, out=self._worths_3l)
         self._apart_3l4.copy_(self._worths_3l.unsqueeze(-1))
         self.has_history = True
