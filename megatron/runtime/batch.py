@@ -235,6 +235,8 @@ class HostStep:
         The copy may be on any device, and may be longer. The other arguments are as in
         ``to_device``.
         """
+        # The tokens of the global batch, masked ones too: each rank knows them without asking. The
+        # step makes up for masked tokens (``GlobalState.factor``).
         scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
         tensors = _tensors(self.microbatches)
         exact = len(tensors) - len(_weights(self.microbatches))

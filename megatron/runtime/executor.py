@@ -84,7 +84,7 @@ class Executor:
                 if carried_out or _ends_well(step, under_way):
                     self._communicate(step, under_way, recorder)
             else:
-                # A pair is asked by its last pass, the B: its F alone would not open the gate.
+                # Of a pair the B counts, its last pass: it adds to gradients, and the F does not.
                 if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
                     carried_out = gate()
                     gate = None

@@ -187,7 +187,7 @@ class CudaOutput:
             )
         maxima_kn, sums_kn, *logit_sums_kn = partial_3kn
         torch.amax(maxima_kn, 0, out=maximum_n)
-        torch.sum(sums_kn.mul_(maxima_kn.sub_(maximum_n).exp_()), 0, out=sum_n)
+        torch.sum(sums_kn.mul_(maxima_kn.sub_(maximum_n).exp_()), 0, out=sum_n)  # Σ s' exp(m' - m)
         if logit_sums_kn:
             torch.sum(logit_sums_kn[0], 0, out=logit_sum_n)
 
@@ -241,7 +241,7 @@ class CudaOutput:
         if shrink_t is None:
             torch.sum(sums_kt, 0, out=sum_t)
         else:
-            sum_t.mul_(shrink_t).add_(sums_kt.sum(0))
+            sum_t.mul_(shrink_t).add_(sums_kt.sum(0))  # this tile has the new maximum
         if logit_sums_kt is not None:
             logit_sum_t.add_(logit_sums_kt.sum(0))
 

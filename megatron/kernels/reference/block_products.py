@@ -159,6 +159,7 @@ class BlockOperations(ProductOperations):
     def _in_blocks(self, x_rk: Tensor, height: int, dtype: torch.dtype) -> EightBits:
         """Round a matrix in blocks of ``height`` rows and ``BLOCK`` columns; worths are [c, b]."""
         r, k = x_rk.shape
+        # Zeros raise no magnitude, and are cut off again.
         whole = functional.pad(x_rk, (0, -k % BLOCK, 0, -r % height))
         blocks = whole.reshape(len(whole) // height, height, -1, BLOCK)
         scale, worth = powers_of_two(blocks.abs().amax((1, 3), keepdim=True), dtype)

@@ -204,7 +204,11 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         normed_nh = normed_nh * inverse_n[:, None]
         weight_grad_h = (grad_nh * normed_nh).sum(0).to(weight_h.dtype)
         bias_grad_h = None if mean_n is None else grad_nh.sum(0).to(weight_h.dtype)
+        # After the weight's gradient: from here on it is the gradient of x̂, the norm before its
+        # scale.
         grad_nh = grad_nh * weight_h
+        # ∇x = (∇x̂ - x̂ mean(x̂ ∇x̂) - mean(∇x̂)) / deviation: x also enters by its deviation and
+        # its mean (an RMSNorm has no mean).
         along_nh = grad_nh - normed_nh * (grad_nh * normed_nh).mean(-1, keepdim=True)
         if mean_n is not None:
             along_nh -= grad_nh.mean(-1, keepdim=True)
