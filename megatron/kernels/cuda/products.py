@@ -70,6 +70,7 @@ class Products:
             right: [n, j].
             begins: the sum begins with this product, and the old content of ``total`` is ignored.
         """
+        # Nothing to add; but a sum that begins must not keep the last iteration's values.
         if not left.numel() or not right.numel():
             if begins:
                 total.zero_()

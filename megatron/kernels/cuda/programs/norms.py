@@ -103,6 +103,8 @@ def norm_backward(
         normed *= inverse
         weight_grad += grad * normed
         grad *= weight
+        # ∇x = (∇x̂ - x̂ mean(x̂ ∇x̂) - mean(∇x̂)) / deviation: x also enters by its deviation and
+        # mean.
         along = grad - normed * (tl.sum(grad * normed, 1) / h)[:, None]
         if CENTRED:
             along -= (tl.sum(grad, 1) / h)[:, None]

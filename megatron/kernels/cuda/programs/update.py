@@ -87,6 +87,7 @@ def adamw(
     square = tl.load(squares, mask=inside, other=0.0).to(tl.float32)
 
     rate = tl.where(kind >= 2, vocabulary_lr, lr)
+    # Decoupled decay is of the old master (arXiv 1711.05101), so it precedes the update.
     master -= rate * tl.where(kind % 2 == 1, decay, 0.0) * master
     moment = beta1 * moment + left1 * gradient
     square = beta2 * square + left2 * gradient * gradient
