@@ -188,6 +188,7 @@ class Costs:
         time = self.comms.get(comm.kind, 0.0)
         if isinstance(time, (int, float)):
             return share * time
+        # G goes back from its stage, over the hop that X has taken from the stage before.
         hop = comm.stage - (comm.kind == "G")
         if hop >= len(time):
             raise ValueError(

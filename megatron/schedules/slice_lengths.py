@@ -54,6 +54,7 @@ def slice_lengths(
     for k in range(1, slices):
         place = bisect_left(range(seq_length + 1), whole * k / slices, key=work)
         nearest = round(place / TOKENS)
+        # At least one block for this slice, and one for each slice after it.
         ends.append(min(max(nearest, ends[-1] + 1), blocks - (slices - k)))
     return tuple(TOKENS * (end - begin) for begin, end in pairwise([*ends, blocks]))
 
