@@ -236,7 +236,7 @@ class HostStep:
         ``to_device``.
         """
         # The tokens of the global batch, masked ones too: each rank knows them without asking. The
-        # step makes up for masked tokens (``GlobalState.factor``).
+        # step makes up for masked tokens (``GlobalState.factor``), or ``_weighed_alike`` does.
         scale = loss_scale / (replicas * sum(m.tokens_n.numel() for m in self.microbatches))
         tensors = _tensors(self.microbatches)
         exact = len(tensors) - len(_weights(self.microbatches))

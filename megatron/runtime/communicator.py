@@ -336,6 +336,7 @@ def _chain(barrier: Barrier, parts: Mapping[Payload, _Part]) -> _Collective:
 
         def work() -> list[object]:
             moved: dict[Payload, object] = {}
+            # In their order: C1 scales the gradient by the statistics that it has just merged.
             for payload, move in moves.items():
                 moved[payload] = move(moved)
             return [moved[payload] for payload in moves]
