@@ -154,7 +154,7 @@ class CudaOutput:
                 total_rh = gradient_vh[tile.rows]
                 self._products.accumulate_(total_rh, exp_rn, scaled_nh, begins=begins)
                 if slopes_rn is not None and pulled_nh is not None:
-                    self._products.accumulate_(total_rh, slopes_rn, pulled_nh)  # has begun above
+                    self._products.accumulate_(total_rh, slopes_rn, pulled_nh)  # begun just above
             if form_gradient:
                 self._form_gradient(state, weight_vh, exp_rn, slopes_rn, tile)
         if gradient_vh is not None and len(weight_vh):  # last: a first product overwrites the sum

@@ -180,5 +180,6 @@ class OutputLayer(nn.Module):
 
     def _take_room(self, x_nh: Tensor) -> Sequence[Tensor]:
         """Return free buffers for one microbatch's exponentials, or new ones."""
+        # A shard without rows has no tiles, so any of its rooms fits.
         room = self._free.take(lambda own: not own or own[0].shape[1] == len(x_nh))
         return self._kernels.kept_room(x_nh, self.shard.real_rows) if room is None else room

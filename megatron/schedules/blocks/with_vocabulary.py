@@ -45,6 +45,8 @@ def with_vocabulary(block: Block, treatment: Treatment, late: float = 0.0) -> Bl
         raise ValueError(f"{treatment.name} has no vocabulary passes: leave the block as it is")
     if treatment.synchronous:
         raise ValueError(f"{treatment.name} overlaps nothing: take blocks.interlaced")
+    # One more microbatch in flight for each interval: in 1F1B p + 2 with Algorithm 1, p + 1 with
+    # Algorithm 2.
     delay = treatment.delay * block.interval
     held = tuple(tuple(_hold_back(slot, delay) for slot in row) for row in block.rows)
     waiting = replace(block, rows=held, treatment=treatment)
