@@ -37,9 +37,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "choosing-a-schedule.md"
 
 DEVICE: Final = "H100"
-PLANNED_FOR: Final = "A100"
-"""The GPU whose times plans are made with; the times of the page are those of ``DEVICE``."""
-JOB: Final = GPT_ON_8._replace(gpu=PLANNED_FOR, schedule="auto")
+"""The GPU with whose times plans are made, and jobs are predicted."""
+JOB: Final = GPT_ON_8._replace(gpu=DEVICE, schedule="auto")
 
 SIZES: Final = {"32k": 32_000, "128k": 128_000, "256k": 256_000}
 TREATMENTS: Final = {"none": "B", "redis": "W", "vocab-2": "F"}
@@ -51,7 +50,7 @@ _MACHINE: Final = RunClass("A100", shared=False, across=False)
 _PAPER, _APART = PAPER[_MACHINE], PAPER_NOT_FITTED[_MACHINE]
 _OWN: Final = OWN[RunClass("H200", shared=False, across=False)]
 
-MADE: Final = "2026-11-28"
+MADE: Final = "2026-11-29"
 """The day on which all predictions of this page were last made anew. Change it when you do so."""
 
 INTRODUCTION: Final = f"""# Choosing a schedule
