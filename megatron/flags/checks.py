@@ -106,9 +106,10 @@ class _Values:
     def asks(self, option: str) -> bool | None:
         if option not in self.by_option:
             return None
-        value = self.by_option[option]
-        is_zero = isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
-        return self.declared[option].default is None if is_zero else bool(value)
+        value, reads = self.by_option[option], self.declared[option].facts.reads
+        if reads is not None:  # a 0 that is made of other words asks for something
+            return value is not None
+        return bool(value)
 
     def has(self, option: str, pattern: str) -> bool | None:
         if option not in self.by_option:

@@ -131,7 +131,7 @@ def test_a_product_of_this_project_is_what_a_hand_counts(name: str) -> None:
 
 
 @operator(
-    "test_of_declared_products(Tensor(a!) out_mn, Tensor left_mk, Tensor right_nk) -> ()",
+    "_test_of_declared_products(Tensor(a!) out_mn, Tensor left_mk, Tensor right_nk) -> ()",
     lambda left_mk, right_nk, **_: multiplies(Sizes(len(left_mk), len(right_nk), left_mk.shape[1])),
 )
 def multiply(out_mn: Tensor, left_mk: Tensor, right_nk: Tensor) -> None:
@@ -139,14 +139,14 @@ def multiply(out_mn: Tensor, left_mk: Tensor, right_nk: Tensor) -> None:
 
 
 @operator(
-    "test_of_declared_rows(Tensor(a!) out_nh, Tensor table_vh, Tensor ids_n) -> ()",
+    "_test_of_declared_rows(Tensor(a!) out_nh, Tensor table_vh, Tensor ids_n) -> ()",
     touches_rows("table_vh", "ids_n"),
 )
 def look_up(out_nh: Tensor, table_vh: Tensor, ids_n: Tensor) -> None:
     raise AssertionError("it has values")
 
 
-@operator("test_of_declared_writing_(Tensor(a!)[] out, Tensor(b!) sum) -> ()", overwrites("out"))
+@operator("_test_of_declared_writing_(Tensor(a!)[] out, Tensor(b!) sum) -> ()", overwrites("out"))
 def write_(out: list[Tensor], sum: Tensor) -> None:
     raise AssertionError("it has values")
 
@@ -154,7 +154,7 @@ def write_(out: list[Tensor], sum: Tensor) -> None:
 def test_a_new_kernel_is_counted_by_its_own_declaration() -> None:
     left, right = made(3, 5), made(7, 5)
     [product] = launched(lambda: multiply(made(3, 7), left, right))
-    assert product.name == "test_of_declared_products"
+    assert product.name == "_test_of_declared_products"
     assert product.product == Product(3, 7, 5)
     assert product.flops == product.executed == 2 * 3 * 5 * 7
     assert product.bytes == (3 * 7 + 3 * 5 + 7 * 5) * 2
