@@ -1,17 +1,16 @@
 """Mixtures of experts: the rules about their sizes, their router and their balance; upcycling."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.conditions import alternatives
+from megatron.flags.declare import COUNT, Declaration, flag
 from megatron.flags.groups import Flags, all_declarations, options_of
 from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.balance import LOSS_NAMES
 from megatron.layers.experts.settings import SHARED_EXPERT, BalanceSettings, ExpertSettings
 from megatron.model.settings import ShapeSettings
-from megatron.parallel.settings import ExpertRankSettings
-from megatron.schedules.settings import PairSettings
 
 _EXPERTS: Final = "--num-experts"
 _TYPES: Final = "--moe-router-load-balancing-type"
@@ -121,13 +120,28 @@ def _upcycling(flags: Flags) -> Iterator[str]:
 
 @notes
 def _one_expert(flags: Flags) -> Iterator[str]:
+    """Note every flag that would change nothing without experts."""
     if flags[ExpertSettings].num_experts != 1:
         return
     yield f"{_EXPERTS} 1 changes nothing: every token passes the same layers"
-    for group in (ExpertSettings, UpcyclingFlags, ExpertRankSettings, PairSettings):
-        for option, value in options_of(group, flags[group]):
-            if option != _EXPERTS and all_declarations((group,))[option].asks(value):
+    declared = all_declarations(tuple(flags.groups))
+    of_experts = _options_idle_without({_EXPERTS}, declared)
+    for group, own in flags.groups.items():
+        for option, value in options_of(group, own):
+            if option in of_experts and declared[option].asks(value):
                 yield f"{option} changes nothing at {_EXPERTS} 1"
+
+
+def _options_idle_without(options: set[str], declared: Mapping[str, Declaration]) -> set[str]:
+    """Return the flags that change nothing without ``options``, or without each other."""
+    found = {
+        option
+        for option, own in declared.items()
+        if option not in options
+        and own.facts.idle_without
+        and options.issuperset(one.split()[0] for one in alternatives(own.facts.idle_without))
+    }
+    return found | _options_idle_without(options | found, declared) if found else found
 
 
 @refuses

@@ -14,7 +14,6 @@ from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, refuses, refuses_in
 from megatron.kernels.cuda.grouped_packages import TYPES, PackageName, load_grouped_package
-from megatron.layers.experts.settings import ExpertSettings
 
 GROUPED: Final = "--moe-grouped-products"
 """The flag that says what multiplies experts."""
@@ -78,13 +77,6 @@ def _of_device(flags: Flags) -> Iterator[str]:
             f"{GROUPED} {package}: {error}; {_BRINGS[package]} may bring it, or leave it out, and "
             "this project's kernels multiply"
         )
-
-
-@notes
-def _one_expert(flags: Flags) -> Iterator[str]:
-    own = flags[GroupedFlags].moe_grouped_products
-    if own != "local" and flags[ExpertSettings].num_experts == 1:
-        yield f"{GROUPED} {own} changes nothing at --num-experts 1"
 
 
 @notes

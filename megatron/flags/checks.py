@@ -70,7 +70,8 @@ class _FaultyValueError(Exception):
 def _without(flags: Flags, faulty: Collection[str]) -> Flags:
     """Return the flags with groups in which values that are mistakes cannot be read."""
     groups = {
-        kind: _sound(group, vars(group).keys() & faulty) for kind, group in flags.groups.items()
+        kind: _sound(group, {own.name for own in declarations(kind)} & set(faulty))
+        for kind, group in flags.groups.items()
     }
     return Flags(groups, flags.world_size)
 

@@ -69,8 +69,7 @@ def made(kind: "type[Node]", values: Mapping[str, Any]) -> "Node":
     """
     left = dict(values)
     node = _taken(kind, left)
-    if left:
-        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(left))}")
+    _refuse(kind, left)
     return node
 
 
@@ -88,8 +87,7 @@ def changed(node: "Node", **values: Any) -> "Node":
     """Return a copy of a tree with other values, by name; errors as in ``made``."""
     left = dict(values)
     copy = _changed(node, left)
-    if left:
-        raise TypeError(f"{type(node).__name__} has no field {', '.join(sorted(left))}")
+    _refuse(type(node), left)
     return copy
 
 
@@ -102,6 +100,11 @@ def _changed(node: "Node", left: dict[str, Any]) -> "Node":
         if after is not before:
             own[name] = after
     return replace(node, **own) if own else node
+
+
+def _refuse(kind: type, unknown: Mapping[str, Any]) -> None:
+    if unknown:
+        raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
 
 
 @cache

@@ -20,7 +20,7 @@ from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState
 
 _ASKED: Final = "optimizer_impl"
-"""A value that asks for another stored value, which the machine decides too."""
+"""The flag that asks for an AdamW; a checkpoint also has the AdamW that the machine allowed."""
 
 _EARLIER_SCALE: Final = {
     "constant": "loss_scale",
