@@ -39,8 +39,9 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, flag
+    from megatron.flags.declare import flag
     from megatron.flags.groups import Flags
+    from megatron.flags.ranges import COUNT
     from megatron.parallel.environment import set_nccl_environment
     from megatron.planning.race import chosen
     from megatron.planning.run_plan import candidates, make_run_plan

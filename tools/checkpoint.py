@@ -41,7 +41,8 @@ with in_environment():
     from megatron.commands.progress import shown, under_way
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.flags.command import read_command
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag, positional
+    from megatron.flags.declare import flag, positional
+    from megatron.flags.ranges import COUNT, NOT_NEGATIVE
     from megatron.flags.readable import told_as_error
     from megatron.parallel.box import whole
     from megatron.parallel.groups import ConnectedAxis

@@ -39,7 +39,8 @@ with in_environment():
     from megatron.checkpoint import folder, storage
     from megatron.checkpoint.boxed import BoxedTensor
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, POSITIVE, flag, required
+    from megatron.flags.declare import flag, required
+    from megatron.flags.ranges import COUNT, POSITIVE
     from megatron.parallel.box import Box, Piece
     from megatron.parallel.groups import ConnectedAxis
     from tools.benchmarking import harness

@@ -40,8 +40,9 @@ with in_environment():
     from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
     from megatron.commands.replica_flags import OverlapFlags
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, flag
+    from megatron.flags.declare import flag
     from megatron.flags.groups import Flags, all_declarations, options_of
+    from megatron.flags.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE
     from megatron.flags.readable import told_as_error
     from megatron.native.files import read_text
     from megatron.schedules.plan_flags import PLAN_FLAGS

@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import NOT_NEGATIVE, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import NOT_NEGATIVE
 from megatron.flags.readable import told_as_error
 from megatron.simulator.ways_folder import WaysFolder
 from tools.explorer.export import export

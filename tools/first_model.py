@@ -32,7 +32,8 @@ with in_environment(), telling("loading PyTorch", environment=RANK_0):
     import torch
 
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, flag, required
+    from megatron.flags.declare import flag, required
+    from megatron.flags.ranges import COUNT
 
 SECONDS: Final = 2.0
 """Seconds of an iteration that are aimed at; 30 iterations take a minute."""

@@ -32,7 +32,8 @@ from typing import Any, Final, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import POSITIVE, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import POSITIVE
 from tools.gpu_sections.power import PowerLog, Reading, in_words
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import COUNT, NOT_NEGATIVE
 from megatron.library.vocabulary import VocabParallelHead
 from megatron.training.metrics.peak_memory import peak_memory
 from tools.benchmarking import harness

@@ -36,7 +36,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import COUNT
 from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.cuda.library import Programs
 from megatron.kernels.face import Kernels

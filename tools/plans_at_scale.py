@@ -29,7 +29,8 @@ from typing import Final, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read_command
-from megatron.flags.declare import COUNT, flag, positional, required
+from megatron.flags.declare import flag, positional, required
+from megatron.flags.ranges import COUNT
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import plan_for

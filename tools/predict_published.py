@@ -19,7 +19,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag, positional
+from megatron.flags.declare import flag, positional
+from megatron.flags.ranges import COUNT
 from megatron.flags.readable import told_as_error
 from megatron.simulator.costs.accuracy import RunClass
 from tools.pages.tables import Errors, row, tell, update_flag

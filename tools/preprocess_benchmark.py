@@ -34,7 +34,8 @@ with in_environment():
     from megatron.data.corpus import Corpus, standard_library
     from megatron.data.prepare import train_tokenizer
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, POSITIVE, flag, required
+    from megatron.flags.declare import flag, required
+    from megatron.flags.ranges import COUNT, POSITIVE
     from tools.benchmarking import harness
     from tools.benchmarking.harness import spread
     from tools.pages.tables import table

@@ -24,7 +24,8 @@ with in_environment():
     from megatron.config.replicas import ReplicaConfig
     from megatron.config.run_config import RunConfig
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, POSITIVE, flag
+    from megatron.flags.declare import flag
+    from megatron.flags.ranges import COUNT, NOT_NEGATIVE, POSITIVE
     from megatron.planning.forecast_run import RunForecast, forecast_run
     from megatron.planning.run_plan import make_run_plan
     from megatron.schedules.catalogue import SCHEDULES

@@ -14,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, Range, flag, positional
+from megatron.flags.declare import flag, positional
+from megatron.flags.ranges import COUNT, Range
 from megatron.flags.readable import told_as_error
 from megatron.simulator.simulate import simulate
 from tools.predictions.measured import MeasuredRun, hop_like, read_measured

@@ -22,7 +22,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag, required
+from megatron.flags.declare import flag, required
+from megatron.flags.ranges import COUNT
 from megatron.flags.readable import told_as_error
 from tools.pages.tables import row as row_of
 from tools.pages.tables import rule

@@ -18,7 +18,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.flags.command import read
-from megatron.flags.declare import NOT_NEGATIVE, flag, required
+from megatron.flags.declare import flag, required
+from megatron.flags.ranges import NOT_NEGATIVE
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.request import DEFAULT_SECONDS, Request

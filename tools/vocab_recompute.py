@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import COUNT
 from megatron.layers.vocabulary.output_s import ShardState, merge_statistics
 from megatron.schedules.treatments import TREATMENTS, Treatment
 from megatron.training.metrics.peak_memory import peak_memory

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.flags.declare import COUNT, INTERVAL, flag, spelled, spells
+from megatron.flags.declare import flag, spelled, spells
+from megatron.flags.ranges import COUNT, INTERVAL
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.flags.declare import COUNT, SECONDS, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import COUNT, SECONDS
 from megatron.native.files import replace_text, write_text
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs

@@ -30,8 +30,9 @@ with in_environment():
     from megatron.config.tokenizer import TokenizerFlags, tokenizer_of
     from megatron.data.tokenizers.build import TYPES as TOKENIZERS
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, NOT_NEGATIVE, PERCENT, SEED, Range, flag, positional
+    from megatron.flags.declare import flag, positional
     from megatron.flags.groups import Flags
+    from megatron.flags.ranges import COUNT, NOT_NEGATIVE, PERCENT, SEED, Range
     from megatron.flags.readable import as_error
     from megatron.inference.generate import answers, generate
     from megatron.inference.model import InferenceModel, connected

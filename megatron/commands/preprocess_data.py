@@ -27,8 +27,9 @@ with in_environment():
     from megatron.data.preparation.sentences import SentenceConfig
     from megatron.data.tokenizers.build import TYPES
     from megatron.flags.command import read
-    from megatron.flags.declare import COUNT, INTERVAL, flag, required
+    from megatron.flags.declare import flag, required
     from megatron.flags.groups import Flags, declarations
+    from megatron.flags.ranges import COUNT, INTERVAL
     from megatron.flags.readable import as_error
     from megatron.schedules.counted import counted, were
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from megatron.flags.declare import COUNT, NOT_NEGATIVE, Range, flag, option_of, up_to
+from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import COUNT, NOT_NEGATIVE, Range, up_to
 from megatron.schedules.costs import Costs, Exchange
 from megatron.schedules.needs import REPLICA_KINDS, CommKind
 from megatron.simulator.costs.collective_time import Path

@@ -49,8 +49,9 @@ from megatron.commands.replica_flags import ReplicaFlags, about_replicas, with_e
 from megatron.commands.simulation_notes import notes
 from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
 from megatron.flags.command import read
-from megatron.flags.declare import DEPTH, DEPTH_OR_NONE, NOT_NEGATIVE, SHARE, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import DEPTH, DEPTH_OR_NONE, NOT_NEGATIVE, SHARE
 from megatron.flags.readable import told_as_error
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatron.data.batch_sizes import Rampup, SizeSteps
-from megatron.flags.declare import LARGEST
+from megatron.flags.ranges import LARGEST
 
 
 def _whole(word: str) -> int:

@@ -14,8 +14,9 @@ from megatron.config.log import DRY_RUN_GPU, LogFlags
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import BANDWIDTH, LATENCY, RANKS, flag, up_to
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, declarations
+from megatron.flags.ranges import BANDWIDTH, LATENCY, RANKS, up_to
 from megatron.flags.rules import notes_in, refuses_in
 from megatron.parallel.environment import local_world_size
 from megatron.parallel.grid import Order

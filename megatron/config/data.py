@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from megatron.data.config import Blend, EvaluationSet
-from megatron.flags.declare import Range, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import Range
 
 _SHARED: Final = "--data-path or --data-args-path or --mock-data"
 _IN_A_FILE: Final = "--per-split-data-args-path"

@@ -13,8 +13,9 @@ import torch
 
 from megatron.config.experts import is_mixture
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
-from megatron.flags.declare import DEPTH_OR_NONE, Range, flag, up_to
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import DEPTH_OR_NONE, Range, up_to
 from megatron.flags.rules import notes_in, refuses, refuses_in
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.flags.conditions import alternatives
-from megatron.flags.declare import COUNT, Declaration, flag
+from megatron.flags.declare import Declaration, flag
 from megatron.flags.groups import Flags, all_declarations, options_of
+from megatron.flags.ranges import COUNT
 from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.balance import LOSS_NAMES
 from megatron.layers.experts.settings import SHARED_EXPERT, BalanceSettings, ExpertSettings

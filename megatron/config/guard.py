@@ -11,8 +11,9 @@ from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.log import LogFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, evaluation_batches, iterations
-from megatron.flags.declare import INTERVAL_OR_NONE, SECONDS, Range, flag, option_of
+from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags, copied, faults_of
+from megatron.flags.ranges import INTERVAL_OR_NONE, SECONDS, Range
 from megatron.flags.rules import notes, refuses
 from megatron.optimizer.settings import LossScaleSettings
 

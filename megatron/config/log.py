@@ -7,17 +7,9 @@ from typing import Final
 
 from megatron.config.records import RecordConfig
 from megatron.config.train import TrainFlags, iterations
-from megatron.flags.declare import (
-    BANDWIDTH,
-    INTERVAL,
-    LATENCY,
-    NOT_NEGATIVE,
-    RANKS,
-    STRETCH,
-    Range,
-    flag,
-)
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, copied
+from megatron.flags.ranges import BANDWIDTH, INTERVAL, LATENCY, NOT_NEGATIVE, RANKS, STRETCH, Range
 from megatron.flags.rules import refuses
 from megatron.simulator.costs.gpus import GPUS
 

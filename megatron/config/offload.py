@@ -11,8 +11,9 @@ from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
 from megatron.config.schedule import PipelineFlags, chunks_of, schedule_of
-from megatron.flags.declare import BANDWIDTH, Range, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import BANDWIDTH, Range
 from megatron.flags.rules import notes_in, refuses
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted

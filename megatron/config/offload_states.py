@@ -6,8 +6,9 @@ from typing import Final
 
 from megatron.config.parallelism import on_cuda
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import PROBABILITY, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import PROBABILITY
 from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.settings import HostStates, OptimizerSettings
 

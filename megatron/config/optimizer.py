@@ -5,16 +5,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from megatron.config.train import TrainFlags, batch_sizes, iterations
-from megatron.flags.declare import (
-    NOT_NEGATIVE,
-    SAMPLES,
-    SAMPLES_OR_NONE,
-    SHARE,
-    Range,
-    flag,
-    option_of,
-)
+from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import NOT_NEGATIVE, SAMPLES, SAMPLES_OR_NONE, SHARE, Range
 from megatron.flags.rules import notes, refuses
 from megatron.optimizer.settings import OptimizerSettings
 

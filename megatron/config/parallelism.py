@@ -10,8 +10,9 @@ import torch
 from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
 from megatron.config.model import sound_model
-from megatron.flags.declare import MINUTES, RANKS, WIDTH, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
+from megatron.flags.ranges import MINUTES, RANKS, WIDTH
 from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import AttentionSettings

@@ -6,8 +6,9 @@ from typing import Final, Literal
 
 from megatron.config.dimension import Choice, Dimension
 from megatron.config.experts import is_mixture
-from megatron.flags.declare import COUNT, DEPTH, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import COUNT, DEPTH
 from megatron.flags.readable import nearest
 from megatron.flags.rules import notes, refuses
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation

@@ -6,8 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from megatron.flags.declare import INTERVAL, flag
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, copied
+from megatron.flags.ranges import INTERVAL
 from megatron.flags.rules import refuses_in
 
 _CURVES: Final = "--tensorboard-dir or --wandb-project"

@@ -15,8 +15,9 @@ from megatron.config.log import LogFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
-from megatron.flags.declare import COUNT, flag, up_to
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, options_of
+from megatron.flags.ranges import COUNT, up_to
 from megatron.flags.rules import notes, refuses
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import ORDERS, Grid, Order

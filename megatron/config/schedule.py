@@ -12,8 +12,9 @@ from typing import Final, Literal, NamedTuple
 from megatron.config.dimension import Choice, Dimension
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
-from megatron.flags.declare import DEPTH, DEPTH_OR_NONE, PATIENCE, Range, flag, option_of
+from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import DEPTH, DEPTH_OR_NONE, PATIENCE, Range
 from megatron.model.settings import ShapeSettings
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS

@@ -11,7 +11,8 @@ from megatron.data.config import FillConfig
 from megatron.data.tokenizers.build import TYPES, build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
 from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
-from megatron.flags.declare import PROBABILITY, Range, flag, option_of, up_to
+from megatron.flags.declare import flag, option_of
+from megatron.flags.ranges import PROBABILITY, Range, up_to
 
 _GPT2 = "--tokenizer-type GPT2BPETokenizer"
 _TIKTOKEN = "--tokenizer-type TikTokenizer"

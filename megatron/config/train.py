@@ -10,18 +10,9 @@ import torch
 from megatron.config.batch_growth import parse_rampup, parse_size_steps
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.config import EvaluationSet
-from megatron.flags.declare import (
-    COUNT,
-    INTERVAL,
-    SAMPLES,
-    SAMPLES_OR_NONE,
-    SEED,
-    WIDTH,
-    Range,
-    flag,
-    required,
-)
+from megatron.flags.declare import flag, required
 from megatron.flags.groups import Flags, faults_of
+from megatron.flags.ranges import COUNT, INTERVAL, SAMPLES, SAMPLES_OR_NONE, SEED, WIDTH, Range
 from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig

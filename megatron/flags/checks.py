@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
 from megatron.flags.conditions import alternatives, holds
-from megatron.flags.declare import LARGEST, Declaration, Facts
+from megatron.flags.declare import Declaration, Facts
 from megatron.flags.groups import Flags, all_declarations, declarations
+from megatron.flags.ranges import LARGEST
 from megatron.flags.rules import FoundRule
 
 

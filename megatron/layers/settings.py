@@ -6,7 +6,8 @@ from typing import Final, Literal, TypeAlias
 
 from torch import nn
 
-from megatron.flags.declare import (
+from megatron.flags.declare import derived, flag, required, spelled, spells
+from megatron.flags.ranges import (
     CAP,
     CAP_OR_OFF,
     EPSILON,
@@ -18,11 +19,6 @@ from megatron.flags.declare import (
     WEIGHT,
     WIDTH,
     Range,
-    derived,
-    flag,
-    required,
-    spelled,
-    spells,
     up_to,
 )
 from megatron.layers.heads_norm import HeadsNorm

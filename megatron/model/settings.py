@@ -8,20 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from megatron.flags.declare import (
-    CAP_OR_OFF,
-    DEPTH,
-    FACTOR,
-    LENGTH,
-    SHARE,
-    WEIGHT,
-    WIDTH,
-    Range,
-    flag,
-    required,
-    spelled,
-    spells,
-)
+from megatron.flags.declare import flag, required, spelled, spells
+from megatron.flags.ranges import CAP_OR_OFF, DEPTH, FACTOR, LENGTH, SHARE, WEIGHT, WIDTH, Range
 from megatron.flags.tree import changed, declared_in, flags_of, made
 from megatron.layers.experts.settings import BalanceSettings, ExpertSettings
 from megatron.layers.patterns import LayerPattern

@@ -3,20 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from megatron.flags.declare import (
-    EPSILON,
-    FACTOR,
-    INTERVAL,
-    MEMORY,
-    SHARE,
-    WEIGHT,
-    Range,
-    flag,
-    required,
-    spelled,
-    spells,
-    up_to,
-)
+from megatron.flags.declare import flag, required, spelled, spells
+from megatron.flags.ranges import EPSILON, FACTOR, INTERVAL, MEMORY, SHARE, WEIGHT, Range, up_to
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 """How the learning rate falls after the warm-up; WSD: constant, then a decay at the end only."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.flags.declare import RANKS, flag, up_to
+from megatron.flags.declare import flag
+from megatron.flags.ranges import RANKS, up_to
 from megatron.parallel.experts import Dispatcher
 
 _EXPERTS: Final = "--num-experts"

@@ -6,7 +6,8 @@ from typing import Final, get_args, get_origin
 from command_lines import with_flags
 
 from megatron.config.topics import DECLARED
-from megatron.flags.declare import LARGEST, Declaration
+from megatron.flags.declare import Declaration
+from megatron.flags.ranges import LARGEST
 
 RUN: Final = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "

@@ -13,9 +13,10 @@ from megatron.config.foreign.answers import ANSWERS
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.flags.checks import idle_notes, pairing_mistakes, value_mistakes
-from megatron.flags.declare import COUNT, Declaration, flag
+from megatron.flags.declare import Declaration, flag
 from megatron.flags.groups import all_declarations, copied, filled
 from megatron.flags.help import help_text
+from megatron.flags.ranges import COUNT
 from megatron.model.settings import ShapeSettings
 
 RUN = (

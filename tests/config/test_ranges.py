@@ -7,7 +7,8 @@ import pytest
 from config.extremes import NUMBERS, RUN, beside, extremes, line_with, takes_whole
 
 from megatron.config.command_line import parse
-from megatron.flags.declare import COUNT, DEPTH, LARGEST, Declaration, Range, up_to
+from megatron.flags.declare import Declaration
+from megatron.flags.ranges import COUNT, DEPTH, LARGEST, Range, up_to
 from megatron.simulator.costs.redistribute import MOST_LAYERS
 
 SECONDS = 2.0

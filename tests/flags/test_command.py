@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from megatron.flags.command import read, read_command, reading
-from megatron.flags.declare import COUNT, flag, positional, required
+from megatron.flags.declare import flag, positional, required
 from megatron.flags.groups import Flags
+from megatron.flags.ranges import COUNT
 
 
 def size(text: str) -> Sequence[int]:

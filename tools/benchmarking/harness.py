@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
-from megatron.flags.declare import COUNT, flag
+from megatron.flags.declare import flag
+from megatron.flags.ranges import COUNT
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag, positional
+from megatron.flags.declare import flag, positional
+from megatron.flags.ranges import COUNT
 from megatron.flags.readable import told_as_error
 from megatron.planning.answer import Proposal
 from megatron.planning.asked.question import question_of

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, flag, positional
+from megatron.flags.declare import flag, positional
+from megatron.flags.ranges import COUNT
 from megatron.flags.readable import told_as_error
 from tools.pages.tables import Errors, percent, row, tell, update_flag
 from tools.predictions.shared_runs import SHARED, SharedRun, read_shared

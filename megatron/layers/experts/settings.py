@@ -5,17 +5,8 @@ from typing import Final, Literal, TypeAlias
 
 import torch
 
-from megatron.flags.declare import (
-    COUNT,
-    FACTOR,
-    PROBABILITY,
-    SHARE,
-    WEIGHT,
-    WIDTH,
-    Range,
-    derived,
-    flag,
-)
+from megatron.flags.declare import derived, flag
+from megatron.flags.ranges import COUNT, FACTOR, PROBABILITY, SHARE, WEIGHT, WIDTH, Range
 from megatron.layers.experts.balance import LOSS_NAMES, Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
 from megatron.layers.patterns import LayerPattern

@@ -5,7 +5,7 @@ from decimal import Decimal
 from math import ceil, floor
 from typing import Final
 
-from megatron.flags.declare import up_to
+from megatron.flags.ranges import up_to
 
 SIZES: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 """What a letter behind a number multiplies it with."""

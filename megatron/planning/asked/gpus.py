@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.flags.declare import RANKS, Range
+from megatron.flags.ranges import RANKS, Range
 from megatron.flags.readable import nearest
 from megatron.simulator.costs.gpus import GPUS, Gpu
 

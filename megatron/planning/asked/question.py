@@ -11,8 +11,9 @@ from megatron.config import command_line
 from megatron.config.parallelism import ParallelFlags, ranks_of_replica
 from megatron.config.train import TrainFlags
 from megatron.flags.command import read
-from megatron.flags.declare import COUNT, LENGTH, Range, flag, required
+from megatron.flags.declare import flag, required
 from megatron.flags.groups import Flags, faults_of
+from megatron.flags.ranges import COUNT, LENGTH, Range
 from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
