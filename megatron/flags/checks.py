@@ -85,7 +85,7 @@ def _sound(group: Any, faulty: Collection[str]) -> Any:
     def unreadable(self: object, *_: object) -> NoReturn:
         raise _FaultyValueError
 
-    kind, guard = type(group), property(unreadable, unreadable)  # a copy of the group writes it
+    kind, guard = type(group), property(unreadable, unreadable)  # a changed copy raises too
     guarded = type(kind.__name__, (kind,), dict.fromkeys(faulty, guard))
     made: Any = object.__new__(guarded)
     vars(made).update(vars(group))
@@ -109,7 +109,7 @@ class _Values:
         if option not in self.by_option:
             return None
         value, reads = self.by_option[option], self.declared[option].facts.reads
-        if reads is not None:  # a 0 that is made of other words asks for something
+        if reads is not None:  # words such as 0,0 may make a 0, which asks for something
             return value is not None
         return bool(value)
 
