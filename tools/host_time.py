@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -205,9 +205,14 @@ def subjects() -> list[Subject]:
     ]
 
 
+def _no_program(programs: Programs, name: str) -> Any:
+    """Return a program that does nothing, even where the true program was launched before."""
+    return object.__getattribute__(programs, name) if name.startswith("_") else _Nothing()
+
+
 def measure(rounds: int) -> list[Subject]:
     """Run all subjects in turn, ``rounds`` times after some rounds to warm up."""
-    with patch.object(Programs, "__getattr__", lambda *_: _Nothing()):
+    with patch.object(Programs, "__getattribute__", _no_program):
         found = subjects()
         for _, subject in harness.turns(found, WARM_UPS + rounds):
             subject.run()

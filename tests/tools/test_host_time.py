@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from megatron.kernels.cuda.row_operators import norms
 from megatron.kernels.reference.kernels import ReferenceKernels
 from tools import host_time
 from tools.benchmarking.plain_model import Layer
@@ -24,6 +25,17 @@ def test_every_pass_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
         forward, backward, weights, whole = map(int, row.split("|")[2:6])
         assert min(forward, backward, whole) > 0
         assert (weights > 0) == ("split" in row)
+
+
+def test_a_program_that_was_launched_before_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has written what it would read, so its result may be an error."""
+
+    class Program:
+        def __getitem__(self, grid: object) -> object:
+            raise AssertionError("a program is launched")
+
+    monkeypatch.setitem(vars(norms), "norm_backward", Program())
+    host_time.measure(1)
 
 
 @pytest.mark.parametrize("splits", [False, True])
