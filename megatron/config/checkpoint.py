@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what follows for them from other flags."""
+"""The settings of a run's checkpoints, as other flags complete them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from megatron.flags.rules import notes
 
 
 def checkpoints_of(flags: Flags, upcycling: int) -> CheckpointSettings:
-    """Return what is saved and loaded; ``upcycling``: see ``CheckpointSettings``.
+    """Return the settings of a run's checkpoints; ``upcycling``: see ``CheckpointSettings``.
 
     A run without training saves nothing and loads only weights, and a checkpoint must be there.
     """

@@ -40,7 +40,7 @@ def kinds_in(kind: Any) -> tuple[type, ...]:
 
 @cache
 def defaults_of(kind: Any) -> Mapping[str, Any]:
-    """Return the defaults of all values of a tree by name, but for those that must be given."""
+    """Return the defaults of a tree's values by name; a value that must be given has none."""
     found = dict[str, Any]()
     for own in kinds_in(kind):
         found |= {f.name: f.default for f in fields(own) if isinstance(f.default, _PLAIN)}
@@ -120,7 +120,7 @@ def declared_in(kind: Any) -> Mapping[str, tuple[Declaration, ...]]:
 def flags_of(node: Any) -> dict[str, list[str]]:
     """Return the flags that make a tree, each with the words behind it.
 
-    A flag with its default is left out. So is a flag whose value another one decides.
+    A flag with its default is left out. So is a flag whose value another flag decides.
     """
     kind: Any = type(node)
     values = values_of(node)

@@ -1,4 +1,4 @@
-"""What an operator declares about its launch, beside its schema.
+"""The declaration of an operator's launch, which stands beside the operator's schema.
 
 A count runs operators on tensors without values, and asks each for the work of its launch. An
 operator's schema says which tensors it reads and writes. By default it reads and writes them whole,

@@ -1,4 +1,4 @@
-"""What PyTorch's operators launch, where their schemas do not say it.
+"""The declared launches of PyTorch's operators.
 
 PyTorch has a register of FLOPs, whose import takes 0.16 CPU seconds of every start of a rank,
 because it imports Triton. In it heads that share keys do not count (PyTorch 2.11). A test holds

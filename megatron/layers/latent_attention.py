@@ -185,7 +185,7 @@ class LatentAttention(nn.Module):
             scores=self.scores,
         )
         values = self.settings.v_head_dim
-        # The channels behind are those that values were filled up with.
+        # The channels behind are the zeros that fill up the values.
         return tuple(part_buaw[..., :values].flatten(2) for part_buaw in parts_buaw)
 
     def _begin_dropout(self, forward_pass: ForwardPass) -> float:

@@ -1,4 +1,4 @@
-"""The settings of the parts of a layer: what their flags declare is what builds them."""
+"""The settings of the parts of a layer. A class declares flags; its values build a part."""
 
 import re
 from dataclasses import dataclass

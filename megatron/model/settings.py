@@ -105,7 +105,7 @@ class FurtherTokensSettings:
 class ModelSettings(ShapeSettings):
     """Everything that decides a model's mathematics and the size of its parameters.
 
-    All values are final: ``completed`` has derived those that no flag gives.
+    All values are final: ``completed`` has derived every value that no flag gives.
 
     Attributes:
         vocab_size: real vocabulary entries V, before padding.

@@ -1,4 +1,4 @@
-"""The settings of optimizers and of their rates: what their flags declare is what builds them."""
+"""The settings of optimizers and of their rates. A class declares flags and holds their values."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal

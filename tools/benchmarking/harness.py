@@ -92,7 +92,7 @@ def apart(what: str, commands: Sequence[Sequence[str]], variables: Mapping[str, 
     """Run processes at once; return of each the JSON in the last line that it prints.
 
     Args:
-        what: is run, in words.
+        what: name of the work, for the message.
         commands: of the processes.
         variables: of their environment, besides those of this process.
 

@@ -39,7 +39,7 @@ class Rooms(Protocol):
 
 
 class EqualRooms:
-    """The rooms of units that are all equal, as those of the closed form of a dense GPT are.
+    """The rooms of units that are all equal, as in the closed form of a dense GPT.
 
     Attributes:
         bytes: of all rooms, whether they are in use or not.
