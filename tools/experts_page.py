@@ -197,7 +197,7 @@ def pairs(rows: Rows, passes: PassTimes) -> Iterator[str]:
     yield ""
     yield (
         f"With pairs and without the limit, {fastest(times)} These schedules gain nothing from "
-        f"pairs in the memory that they promise: {', '.join(idle)}."
+        f"pairs with at most one microbatch more than they promise: {', '.join(idle)}."
     )
 
 
