@@ -37,8 +37,8 @@ class OffloadFlags:
     offload_chunk_num: int | None = flag(None,
         "Chunks of every rank whose activations are copied: those that wait longest. auto: none, "
         "half of them or all, whichever makes the run the fastest that fits the job's GPUs by "
-        "prediction.", reads=number_or_auto, metavar="N|auto",
-        unset="all chunks", idle_without=OFFLOAD)
+        "prediction, or one nearly as fast that holds less.",
+        reads=number_or_auto, metavar="N|auto", unset="all chunks", idle_without=OFFLOAD)
     host_bandwidth: float | None = flag(None,
         "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
         unset="by the GPU", idle_without=f"{OFFLOAD} or --optimizer-cpu-offload")

@@ -41,7 +41,7 @@ class ParallelFlags:
         "with fewer transformer layers on these stages. The other treatments split the vocabulary "
         "layers into passes of every rank: vocab-2 with one barrier, vocab-1 with two, naive with "
         "three, interlaced with two that do not overlap with passes. auto: the fastest of none, "
-        "redis, vocab-1, vocab-2 and interlaced.",
+        "redis, vocab-1, vocab-2 and interlaced, or one nearly as fast that holds less.",
         choices=(*TREATMENTS, AUTO_TREATMENT), unset=DEFAULT_TREATMENT)
     enable_vocab_parallel: bool = flag(False,
         "Another name of --vocab-parallel vocab-2, from the paper's code.")

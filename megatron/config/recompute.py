@@ -39,7 +39,8 @@ class RecomputeFlags:
         "selective: only the parts of each layer that --recompute-modules names. auto: nothing, "
         "norms and activation functions, MLPs, or whole layers (or nothing, the parts that "
         "--recompute-modules names, or whole layers), whichever makes the "
-        "run the fastest that fits the job's GPUs by prediction.",
+        "run the fastest that fits the job's GPUs by prediction, or one nearly as fast that holds "
+        "less.",
         unset="no recomputation")
     recompute_modules: tuple[str, ...] = flag((),
         "With selective: the parts that are computed again. core_attn: attention between its two "

@@ -60,7 +60,8 @@ class PipelineFlags:
     """The pipeline's schedule, and the layers of its stages."""
 
     pipeline_schedule: str | None = flag(None,
-        "Schedule of the passes; auto takes the fastest of all.", choices=TRAINABLE_SCHEDULES,
+        "Schedule of the passes; auto takes the fastest of all, or one nearly as fast that holds "
+        "less.", choices=TRAINABLE_SCHEDULES,
         instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
         "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
     schedule_file: Path | None = flag(None,

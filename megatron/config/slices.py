@@ -51,8 +51,9 @@ class SliceFlags:
     num_seq_splits: int = flag(1,
         "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
         "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
-        "run the fastest that fits the job's GPUs by prediction, with slices of equally many FLOPs "
-        "where they can be had and no strategy is named.", reads=number_or_auto, metavar="N|auto")
+        "run the fastest that fits the job's GPUs by prediction, or one nearly as fast that holds "
+        "less, with slices of equally many FLOPs where they can be had and no strategy is named.",
+        reads=number_or_auto, metavar="N|auto")
     seq_split_strategy: SliceStrategy | None = flag(None,
         "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
         "Attention of later tokens sees more, so later slices are shorter, by multiples of "
