@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
+from megatron.kernels.scores import Scores
 
 B, HEADS, S, Z, D = 2, 4, 6, 10, 8
 _aten = torch.ops.aten
@@ -136,7 +137,8 @@ def test_only_the_keys_of_groups_are_kept(groups: int) -> None:
     assert sum(one.numel() for one in others) == B * HEADS * S + 1 + 1  # sums, seed and offset
 
 
-def test_a_count_keeps_the_keys_of_groups_too() -> None:
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_a_count_keeps_the_keys_of_groups_too(scale: float | None) -> None:
     q, k, v = (t.detach().to("meta").requires_grad_() for t in operands(2, S))
     kept = list[Tensor]()
 
@@ -145,7 +147,9 @@ def test_a_count_keeps_the_keys_of_groups_too() -> None:
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        out = counted_kernels(torch.float32).causal_attention(q, k, v, dropout=0.0)
+        out = counted_kernels(torch.float32).causal_attention(
+            q, k, v, dropout=0.0, scores=Scores(scale=scale)
+        )
     out.backward(torch.empty_like(out))
     assert max(tensor.numel() for tensor in kept) == q.numel()
     assert sum(tensor.shape == k.shape for tensor in kept) == 2

@@ -89,6 +89,9 @@ class _GroupedAttention(torch.autograd.Function):
         q_basd, k_bgzd, v_bgzd, out_basd, sums, seed, offset = ctx.saved_tensors
         groups = k_bgzd.shape[1]
         copies = q_basd.shape[1] // groups
+        # Without values PyTorch gives the arguments from ``out`` on to the wrong parameters, so
+        # that ``scale`` would have two values. It changes no shape, and so is left out there.
+        scale = {} if q_basd.is_meta else {"scale": ctx.scale}
         dq_bsad, dk_bzad, dv_bzad, _ = _aten._efficient_attention_backward(
             grad_basd.transpose(1, 2),
             q_basd.transpose(1, 2),
@@ -105,7 +108,7 @@ class _GroupedAttention(torch.autograd.Function):
             offset,
             ctx.mask,
             False,
-            scale=ctx.scale,
+            **scale,
         )
         dk_bgzd, dv_bgzd = (
             t_bzad.unflatten(2, (groups, copies)).sum(3).transpose(1, 2)
