@@ -171,8 +171,13 @@ def _renewed(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-_ACTIVATIONS: Final = {name: name for name in ("swiglu", "geglu", "quick_geglu", "squared_relu")}
-"""For each value of old checkpoints that was on for an activation function, the function."""
+_ACTIVATIONS: Final = {
+    name: name for name in ("swiglu", "geglu", "quick_geglu", "squared_relu", "exact_gelu", "relu")
+}
+"""For each value of old checkpoints that was on for an activation function, the function.
+
+Old checkpoints have none of the last two functions; models that are written in their words may.
+"""
 
 _ROUTER_TYPES: Final = {"moe_router_in_fp32": "fp32", "moe_router_in_fp64": "fp64"}
 

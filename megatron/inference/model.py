@@ -168,7 +168,7 @@ class Rows:
             layer.self_attention = own
         self._slots.filled += x_bsh.shape[1]
         if model.final_norm is not None:
-            x_bsh = model.final_norm(x_bsh)
+            x_bsh = model.final_norm(x_bsh) * model.config.vocabulary.logit_multiplier
         return x_bsh
 
     def _embedded(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:

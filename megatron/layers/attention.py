@@ -109,7 +109,13 @@ class SelfAttention(nn.Module):
             bias=bias or settings.add_qkv_bias,
             parallel="columns",
         )
-        self.linear_proj = Linear(query_size, hidden_size, site, bias=bias, parallel="rows")
+        self.linear_proj = Linear(
+            query_size,
+            hidden_size,
+            site,
+            bias=bias or settings.add_proj_bias,
+            parallel="rows",
+        )
         self.q_layernorm = _norm_of_heads(settings, norm, shape.num_heads, site)
         self.k_layernorm = _norm_of_heads(settings, norm, shape.num_groups, site)
         self.holdings: Mapping[str, Holding] = {

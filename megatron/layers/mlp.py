@@ -31,9 +31,9 @@ class QuickGeGLU:
     offset: float = 0.0
 
 
-Activation = Literal["gelu", "swiglu", "geglu", "squared_relu"] | QuickGeGLU
-"""GELU by its tanh approximation; SwiGLU, or GeGLU with the same GELU (arXiv 2002.05202);
-relu(x)^2 (arXiv 2109.08668); or ``QuickGeGLU``."""
+Activation = Literal["gelu", "exact_gelu", "relu", "swiglu", "geglu", "squared_relu"] | QuickGeGLU
+"""GELU by its tanh approximation, or by the error function; ReLU; SwiGLU, or GeGLU with the same
+tanh approximation (arXiv 2002.05202); relu(x)^2 (arXiv 2109.08668); or ``QuickGeGLU``."""
 
 
 def is_gated(activation: Activation) -> bool:
@@ -47,6 +47,8 @@ def function_of(activation: Activation, kernels: Kernels) -> Callable[..., Tenso
         return partial(kernels.quick_geglu, limit=activation.limit, offset=activation.offset)
     functions: dict[Activation, Callable[..., Tensor]] = {
         "gelu": kernels.gelu,
+        "exact_gelu": kernels.exact_gelu,
+        "relu": kernels.relu,
         "swiglu": kernels.swiglu,
         "geglu": kernels.geglu,
         "squared_relu": kernels.squared_relu,
@@ -101,7 +103,8 @@ class MLP(nn.Module):
         self._is_computed_again = "mlp" in site.recomputation.parts
         self._forgets_active = forgets_active(site.recomputation, activation)
         quick = site.kernels.activations_form_bias_gradients
-        self._activation_forms_bias_gradient = bias and fused == 1 and quick
+        forms = quick and activation in ("gelu", "squared_relu")
+        self._activation_forms_bias_gradient = bias and forms
 
     @property
     def reader(self) -> Linear | None:

@@ -73,6 +73,9 @@ class NormSettings:
     normalization: NormKind = flag("LayerNorm", "Kind of all norms.")
     norm_epsilon: float = flag(1e-5, "Epsilon of all norms.", EPSILON)
     apply_layernorm_1p: bool = flag(False, "Keep the weight of a norm as its distance from 1.")
+    add_bias_norm: bool = spelled(True,
+        spells("--disable-bias-norm", False, "No biases in LayerNorms, as in Cohere's models.",
+            idle_with="--normalization RMSNorm"))
     # fmt: on
 
     def build(self, size: int, site: Site, *, of_stream: bool = False) -> nn.Module:
@@ -92,6 +95,7 @@ class NormSettings:
             site.device,
             kernels,
             zero_centred=self.apply_layernorm_1p,
+            bias=self.add_bias_norm,
         )
 
     def across(self, channels: int, site: Site) -> nn.Module:
@@ -118,6 +122,10 @@ class AttentionSettings:
         needs="--qk-layernorm")
     add_qkv_bias: bool = flag(False,
         "Add biases to queries, keys and values, also with --disable-bias-linear.",
+        idle_without="--disable-bias-linear", idle_with=_LATENT)
+    add_proj_bias: bool = flag(False,
+        "Add a bias to the projection of attention's output, also with --disable-bias-linear. "
+        "With --add-qkv-bias all of attention has biases, and the MLP has none.",
         idle_without="--disable-bias-linear", idle_with=_LATENT)
     attention_dropout: float = flag(0.1, "Dropout on attention probabilities.", SHARE)
     window_size: int | None = flag(None,
@@ -310,7 +318,12 @@ class MLPSettings:
     # fmt: off
     ffn_hidden_size: int = derived("Width of the MLP.", WIDTH,
         unset="4 x hidden; with a gated MLP 8/3 x hidden in multiples of 64")
-    activation: Literal["gelu", "swiglu", "squared_relu", "geglu", "quick_geglu"] = spelled("gelu",
+    activation: Literal[
+        "gelu", "exact_gelu", "relu", "swiglu", "squared_relu", "geglu", "quick_geglu"
+    ] = spelled("gelu",
+        spells("--exact-gelu", "exact_gelu",
+            "GELU by the error function in the MLP, instead of GELU's tanh approximation."),
+        spells("--relu", "relu", "ReLU in the MLP instead of GELU."),
         spells("--swiglu", "swiglu", "SiLU-gated MLP instead of GELU."),
         spells("--squared-relu", "squared_relu", "Squared ReLU in the MLP instead of GELU."),
         spells("--geglu", "geglu", "GELU-gated MLP, by the tanh approximation, instead of GELU."),

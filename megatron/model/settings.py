@@ -51,6 +51,14 @@ class BlockSettings:
     apply_residual_connection_post_layernorm: bool = flag(False,
         "Add the output of attention, and of the MLP, to the output of the norm before it, not to "
         "that norm's input.")
+    pre_layernorm: bool = spelled(True,
+        spells("--no-pre-layernorm", False,
+            "No norms before attention and the MLP, which read the residual stream itself, as in "
+            "OLMo 2: see --post-self-attn-layernorm and --post-mlp-layernorm.",
+            excludes="--apply-residual-connection-post-layernorm or --parallel-attn"))
+    residual_multiplier: float = flag(1.0,
+        "Factor of the outputs of attention and of the MLP before they join the residual stream.",
+        FACTOR)
     parallel_attn: bool = flag(False,
         "Let attention and the MLP read the same norm of a layer's input.")
     parallel_layernorm: bool = flag(False, "With --parallel-attn: give the MLP a norm of its own.",
@@ -59,7 +67,7 @@ class BlockSettings:
 
     @property
     def mlp_has_norm(self) -> bool:
-        """Whether the MLP has a norm of its own; otherwise it reads the norm of attention."""
+        """Whether the MLP reads a norm of its own, or the stream; else the norm of attention."""
         return self.parallel_layernorm or not self.parallel_attn
 
 
@@ -76,6 +84,8 @@ class VocabularySettings:
         excludes="--scale-embeddings-by-hidden-size")
     scale_embeddings_by_hidden_size: bool = flag(False,
         "Multiply the word embeddings by the root of --hidden-size.")
+    logit_multiplier: float = flag(1.0,
+        "Factor of the logits, before --logit-softcap.", FACTOR)
     label_smoothing: float = flag(0.0, "Share of the target spread evenly over the vocabulary.",
         SHARE)
     z_loss_coeff: float = flag(0.0,
@@ -189,6 +199,9 @@ def completed(model: ModelSettings) -> ModelSettings:
         model: a model whose derived values may be ``None``.
     """
     attention = _attention(model)
+    norm = model.norm
+    if norm.normalization == "RMSNorm":  # which has no biases
+        norm = replace(norm, add_bias_norm=True)
     mlp = replace(model.mlp, ffn_hidden_size=model.mlp.ffn_hidden_size or _ffn(model))
     latent, is_latent = model.latent, model.latent.multi_latent_attention
     positions, scaling = model.positions, model.rope_scaling
@@ -206,6 +219,7 @@ def completed(model: ModelSettings) -> ModelSettings:
         experts, balance = replace(ExpertSettings(), moe_ffn_hidden_size=0), BalanceSettings()
     return replace(
         model,
+        norm=norm,
         attention=attention,
         mlp=mlp,
         latent=latent if is_latent else LatentAttentionSettings(),

@@ -221,6 +221,9 @@ class RankModel(nn.Module):
             if forward_pass.ahead_bwh is not None:
                 assert self.mtp is not None
                 x_bsh = self.mtp(x_bsh, forward_pass)
+            # Logits are products with this output, so its factor is the factor of the logits.
+            if config.vocabulary.logit_multiplier != 1:
+                x_bsh = x_bsh * config.vocabulary.logit_multiplier
         return x_bsh
 
     def _ropes_at(

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor, nn
 
 from megatron.layers.linear import FactoredInput, LinearInput
-from megatron.layers.norm import LayerNorm, RMSNorm
+from megatron.layers.norm import LayerNorm, NoNorm, RMSNorm
 from megatron.layers.normed_input import read_norm, reader_of
 from megatron.layers.recompute import forgotten
 
@@ -84,12 +84,16 @@ class Stream:
         """Return the norm of the stream, formed in one pass with the stream's last sum.
 
         Args:
-            norm: over h.
+            norm: over h; with a ``NoNorm`` the branch reads the stream.
             read_by: the only branch that reads the norm; ``None``: several branches read it.
         """
+        value: LinearInput
+        if isinstance(norm, NoNorm):
+            self._x_bsh, value = norm.add(self._x_bsh, self._pending)
+            self._is_added = True
+            return Normed(norm, self._x_bsh, value, again=False)
         assert isinstance(norm, LayerNorm | RMSNorm)
         reader = reader_of(read_by)
-        value: LinearInput
         if reader is None or self._adds_to_normed:
             self._x_bsh, value = norm.add(self._x_bsh, self._pending)
             self._normed_bsh = value

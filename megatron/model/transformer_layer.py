@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from megatron.layers.dropout import dropout
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
+from megatron.layers.norm import NoNorm
 from megatron.layers.site import Site
 from megatron.model.parts import build_attention, build_mlp
 from megatron.model.settings import ModelSettings
@@ -33,6 +34,8 @@ class TransformerLayer(nn.Module):
         def norm(*, is_there: bool = True, of_stream: bool = False) -> nn.Module:
             if not is_there:
                 return nn.Identity()
+            if of_stream and not block.pre_layernorm:
+                return NoNorm(site.dtype)
             return config.norm.build(config.hidden_size, site, of_stream=of_stream)
 
         self.input_layernorm = norm(of_stream=True)
@@ -84,4 +87,6 @@ class TransformerLayer(nn.Module):
 
     def _drop(self, branch_bsh: Tensor, forward_pass: ForwardPass, use: str) -> Tensor:
         seeds = forward_pass.seeds
+        if self.block.residual_multiplier != 1:
+            branch_bsh = branch_bsh * self.block.residual_multiplier
         return dropout(branch_bsh, self.block.hidden_dropout, seeds, use, self._site)

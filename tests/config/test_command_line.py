@@ -118,6 +118,18 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
             },
         ),
         ("--squared-relu", {"activation": "squared_relu"}),
+        ("--exact-gelu", {"activation": "exact_gelu"}),
+        ("--relu", {"activation": "relu"}),
+        ("--disable-bias-norm", {"add_bias_norm": False}),
+        ("--no-pre-layernorm", {"pre_layernorm": False}),
+        (
+            "--residual-multiplier 0.22 --logit-multiplier 0.0625",
+            {"residual_multiplier": 0.22, "logit_multiplier": 0.0625},
+        ),
+        (
+            "--add-proj-bias --disable-bias-linear",
+            {"add_bias_linear": False, "add_proj_bias": True},
+        ),
         ("--add-qkv-bias --disable-bias-linear", {"add_bias_linear": False, "add_qkv_bias": True}),
         (
             "--normalization RMSNorm --norm-epsilon 1e-6",

@@ -14,6 +14,14 @@ def explicit_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def explicit_exact_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def explicit_relu(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, torch.zeros_like(x))
+
+
 def explicit_squared_relu(x: Tensor) -> Tensor:
     return torch.where(x > 0, x * x, torch.zeros_like(x))
 

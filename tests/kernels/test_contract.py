@@ -11,10 +11,12 @@ import torch
 from kernels.formulas import (
     explicit_attention,
     explicit_documents,
+    explicit_exact_gelu,
     explicit_geglu,
     explicit_gelu,
     explicit_layer_norm,
     explicit_quick_geglu,
+    explicit_relu,
     explicit_rms_norm,
     explicit_self_attention,
     explicit_squared_relu,
@@ -77,6 +79,22 @@ def test_gelu_of_what_is_not_finite_is_not_hidden(tried: Implementation) -> None
     assert not finite[::2].any()
     assert not finite[1::4].any()
     assert finite[3::4].all()
+
+
+def test_exact_gelu(tried: Implementation) -> None:
+    every_magnitude = torch.linspace(-60, 60, 20_001).to(tried.device, tried.dtype)
+    for x in (tried.activation(5, 7), tried.activation(6, 4).T, every_magnitude):
+        assert_same(tried, tried.kernels.exact_gelu, explicit_exact_gelu, x)
+
+
+def test_relu(tried: Implementation) -> None:
+    """At 0 it has no slope."""
+    every_magnitude = torch.linspace(-60, 60, 20_001).to(tried.device, tried.dtype)
+    for x in (tried.activation(5, 7), tried.activation(6, 4).T, every_magnitude):
+        assert_same(tried, tried.kernels.relu, explicit_relu, x)
+    x = tried.activation(4).index_fill_(0, torch.arange(2, device=tried.device), torch.nan)
+    x[2] = torch.inf
+    assert tried.kernels.relu(x).isfinite().tolist() == [False, False, False, True]
 
 
 def test_squared_relu(tried: Implementation) -> None:

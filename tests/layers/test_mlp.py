@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kernels.formulas import explicit_geglu, explicit_gelu, explicit_squared_relu, explicit_swiglu
+from kernels.formulas import (
+    explicit_exact_gelu,
+    explicit_geglu,
+    explicit_gelu,
+    explicit_relu,
+    explicit_squared_relu,
+    explicit_swiglu,
+)
 from torch import Tensor
 
 from megatron.layers.main_grad import give_main_grad, main_grad_of
@@ -16,6 +23,8 @@ from megatron.layers.weight_gradients import defer_weight_gradients
 CPU = torch.device("cpu")
 FORMULAS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": explicit_gelu,
+    "exact_gelu": explicit_exact_gelu,
+    "relu": explicit_relu,
     "swiglu": explicit_swiglu,
     "geglu": explicit_geglu,
     "squared_relu": explicit_squared_relu,

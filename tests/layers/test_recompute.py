@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "parallel with two norms": BESIDE | {"parallel_layernorm": True},
     "norms behind": BEHIND,
     "parallel with norms behind": BESIDE | BEHIND,
+    "norms behind alone": {"pre_layernorm": False} | BEHIND,
 }
 """Options of a layer."""
 
@@ -55,6 +56,7 @@ UNITS = {
     "parallel with two norms": (11, 2, 4),
     "norms behind": (14, 2, 4),
     "parallel with norms behind": (12, 1, 4),
+    "norms behind alone": (12, 0, 4),
 }
 """Activations of [n, h] that a layer keeps in all, of its norms and within its MLP.
 

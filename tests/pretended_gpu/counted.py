@@ -100,6 +100,14 @@ CASES: Final = {
     "llama in fp32": Case(LLAMA, torch.float32),
     "squared relu": Case(GPT.replaced(activation="squared_relu")),
     "norms of queries and keys": Case(LLAMA.replaced(qk_layernorm=True)),
+    "ReLU": Case(GPT.replaced(activation="relu")),
+    "no norms before": Case(LLAMA.replaced(pre_layernorm=False, post_mlp_layernorm=True)),
+    "no norms before a wide stream": Case(
+        LLAMA.replaced(pre_layernorm=False, post_mlp_layernorm=True), options={"wide_stream": True}
+    ),
+    "factors and norms without biases": Case(
+        GPT.replaced(add_bias_norm=False, residual_multiplier=0.3, logit_multiplier=0.3)
+    ),
     "ALiBi": Case(GPT.replaced(position_embedding_type="alibi", attention_dropout=0.0)),
     "window": Case(LLAMA.replaced(window_size=8)),
     "long rows": Case(replace(LLAMA, hidden_size=16384)),

@@ -83,6 +83,9 @@ class GPTOptions:
         normalization: ``LayerNorm`` or ``RMSNorm``.
         norm_epsilon: epsilon of every norm.
         apply_layernorm_1p: every norm multiplies by 1 + its weight.
+        add_bias_norm: every LayerNorm adds a bias.
+        pre_layernorm: a norm of what attention and the MLP read; else they read the stream.
+        residual_multiplier: factor of what both add.
         post_self_attn_layernorm: a norm of what attention adds.
         post_mlp_layernorm: a norm of what the MLP adds.
         apply_residual_connection_post_layernorm: both add to the normed input.
@@ -90,6 +93,7 @@ class GPTOptions:
         parallel_layernorm: through a norm of its own.
         embed_layernorm: a norm of the embeddings.
         embedding_multiplier: factor of the embeddings.
+        logit_multiplier: factor of the logits.
         geglu: ``gelu(gate) * up``.
         quick_geglu: ``gate * sigmoid(1.702 gate) * (up + offset)``.
         activation_func_clamp_value: bound of that gate, and of up on both sides.
@@ -97,10 +101,13 @@ class GPTOptions:
         swiglu: ``silu(gate) * up``, the gate being the first half of `linear_fc1`; else GELU in
             its tanh form.
         squared_relu: ``max(x, 0)^2`` instead of GELU.
+        exact_gelu: ``x`` times the normal distribution's share below ``x``, instead of GELU.
+        relu: ``max(x, 0)`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
         qk_layernorm_across_heads: normalise them over the channels of all heads instead.
         add_bias_linear: biases in the four linear layers of a block.
         add_qkv_bias: a bias in ``linear_qkv`` in any case.
+        add_proj_bias: a bias in ``linear_proj`` in any case.
         tie_embeddings: the output layer uses the embedding's matrix.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
         z_loss_coeff: weight of each token's squared log-sum-exp.
@@ -170,6 +177,9 @@ class GPTOptions:
     normalization: str = "LayerNorm"
     norm_epsilon: float = 1e-5
     apply_layernorm_1p: bool = False
+    add_bias_norm: bool = True
+    pre_layernorm: bool = True
+    residual_multiplier: float = 1.0
     post_self_attn_layernorm: bool = False
     post_mlp_layernorm: bool = False
     apply_residual_connection_post_layernorm: bool = False
@@ -177,16 +187,20 @@ class GPTOptions:
     parallel_layernorm: bool = False
     embed_layernorm: bool = False
     embedding_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     geglu: bool = False
     quick_geglu: bool = False
     activation_func_clamp_value: float | None = None
     glu_linear_offset: float = 0.0
     swiglu: bool = False
     squared_relu: bool = False
+    exact_gelu: bool = False
+    relu: bool = False
     qk_layernorm: bool = False
     qk_layernorm_across_heads: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
+    add_proj_bias: bool = False
     tie_embeddings: bool = True
     label_smoothing: float = 0.0
     z_loss_coeff: float = 0.0
@@ -247,10 +261,13 @@ def parameter_shapes(options: GPTOptions) -> dict[str, tuple[int, ...]]:
 def _layer_shapes(layer: str, index: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
     h, f = options.hidden_size, options.ffn_hidden_size
     parts: dict[str, tuple[bool, tuple[int, ...]]] = {
-        "input_layernorm": (True, (h,)),
+        "input_layernorm": (options.pre_layernorm, (h,)),
         **_attention_shapes(options),
         "post_self_attn_layernorm": (options.post_self_attn_layernorm, (h,)),
-        "pre_mlp_layernorm": (options.parallel_layernorm or not options.parallel_attn, (h,)),
+        "pre_mlp_layernorm": (
+            options.pre_layernorm and (options.parallel_layernorm or not options.parallel_attn),
+            (h,),
+        ),
         **_mlp_shapes("mlp", f, h, not has_experts(index, options), options),
         "mlp.router": (has_experts(index, options), (options.num_experts, h)),
         **_mlp_shapes(
@@ -305,6 +322,8 @@ def _attention_shapes(options: GPTOptions) -> dict[str, tuple[bool, tuple[int, .
 def _has_bias(name: str, options: GPTOptions) -> bool:
     if options.add_qkv_bias and name.endswith("linear_qkv"):
         return True
+    if options.add_proj_bias and name.endswith("self_attention.linear_proj"):
+        return True
     of_latents = name.endswith(("_q_proj", "_down_proj", "_up_proj"))
     return options.add_bias_linear and not of_latents and name != "mlp.shared_gate"
 
@@ -325,7 +344,8 @@ def has_experts(index: int, options: GPTOptions) -> bool:
 
 
 def _norm_shapes(name: str, width: int, options: GPTOptions) -> dict[str, tuple[int, ...]]:
-    kinds = ("weight", "bias") if options.normalization == "LayerNorm" else ("weight",)
+    has_bias = options.normalization == "LayerNorm" and options.add_bias_norm
+    kinds = ("weight", "bias") if has_bias else ("weight",)
     return {f"{name}.{kind}": (width,) for kind in kinds}
 
 
@@ -411,6 +431,7 @@ def _hidden(
 def _logits(parameters: Parameters, x_bsh: torch.Tensor, options: GPTOptions) -> torch.Tensor:
     tied, untied = "embedding.word_embeddings.weight", "output_layer.weight"
     logits_bsv = x_bsh @ parameters[tied if options.tie_embeddings else untied].T
+    logits_bsv = options.logit_multiplier * logits_bsv
     cap = options.logit_softcap
     return cap * torch.tanh(logits_bsv / cap) if cap else logits_bsv
 
@@ -425,7 +446,9 @@ def _layer(
 ) -> torch.Tensor:
     input_bsh, input_normed_bsh = (
         x_bsh,
-        _norm(parameters, f"{layer}.input_layernorm", x_bsh, options),
+        _norm(parameters, f"{layer}.input_layernorm", x_bsh, options)
+        if options.pre_layernorm
+        else x_bsh,
     )
     attention = f"{layer}.self_attention"
     if options.multi_latent_attention:
@@ -446,8 +469,11 @@ def _layer(
     if options.post_self_attn_layernorm:
         attended_bsh = _norm(parameters, f"{layer}.post_self_attn_layernorm", attended_bsh, options)
     normed_first = options.apply_residual_connection_post_layernorm
-    x_bsh = (input_normed_bsh if normed_first else input_bsh) + attended_bsh
-    if not options.parallel_attn:
+    x_bsh = input_normed_bsh if normed_first else input_bsh
+    x_bsh = x_bsh + options.residual_multiplier * attended_bsh
+    if not options.pre_layernorm:
+        normed_bsh = x_bsh
+    elif not options.parallel_attn:
         normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", x_bsh, options)
     elif options.parallel_layernorm:
         normed_bsh = _norm(parameters, f"{layer}.pre_mlp_layernorm", input_bsh, options)
@@ -461,7 +487,7 @@ def _layer(
         mlp_bsh = _norm(parameters, f"{layer}.post_mlp_layernorm", mlp_bsh, options)
     if normed_first and not options.parallel_attn:
         x_bsh = normed_bsh
-    return x_bsh + mlp_bsh
+    return x_bsh + options.residual_multiplier * mlp_bsh
 
 
 def _linear(parameters: Parameters, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -475,7 +501,8 @@ def _norm(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOption
         x = x - x.mean(dim=-1, keepdim=True)
     x = x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + options.norm_epsilon)
     x = x * (parameters[f"{name}.weight"] + (1 if options.apply_layernorm_1p else 0))
-    return x + parameters[f"{name}.bias"] if options.normalization == "LayerNorm" else x
+    bias = parameters.get(f"{name}.bias")
+    return x if bias is None else x + bias
 
 
 def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions) -> torch.Tensor:
@@ -493,6 +520,10 @@ def _mlp(parameters: Parameters, name: str, x: torch.Tensor, options: GPTOptions
             gate = torch.where(gate > most, most, gate)
             up = torch.where(up > most, most, torch.where(up < -most, -most, up))
         inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + options.glu_linear_offset)
+    elif options.exact_gelu:
+        inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+    elif options.relu:
+        inner = torch.where(inner > 0, inner, 0.0)
     elif options.squared_relu:
         inner = torch.where(inner > 0, inner**2, 0.0)
     else:

@@ -82,6 +82,30 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         value: Tensor = functional.gelu(with_bias(x, bias_f), approximate="tanh")
         return value
 
+    def exact_gelu(self, x: Tensor) -> Tensor:
+        """``x / 2 (1 + erf(x / sqrt(2)))`` (arXiv 1606.08415).
+
+        Args:
+            x: activations of any shape.
+
+        Returns:
+            A tensor of the shape and type of ``x``.
+        """
+        return functional.gelu(x)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """``max(x, 0)``, with the slope 0 at 0. For the backward it keeps only its input.
+
+        So the output can be computed again, as that of ``gelu``.
+
+        Args:
+            x: activations of any shape.
+
+        Returns:
+            A tensor of the shape and type of ``x``.
+        """
+        return functional.threshold(x, 0.0, 0.0)
+
     def squared_relu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """``relu(x)^2`` (arXiv 2109.08668). For the backward it keeps only its output.
 

@@ -41,6 +41,8 @@ def options_of(model: ModelSettings) -> GPTOptions:
             "geglu": model.mlp.activation == "geglu",
             "quick_geglu": model.mlp.activation == "quick_geglu",
             "squared_relu": model.mlp.activation == "squared_relu",
+            "exact_gelu": model.mlp.activation == "exact_gelu",
+            "relu": model.mlp.activation == "relu",
             "window_pattern": tuple(map(int, map(model.attention.is_local, layers))),
             "no_rope_pattern": tuple(
                 int(is_rope and not positions.rotates(layer)) for layer in layers

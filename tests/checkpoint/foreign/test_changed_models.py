@@ -38,7 +38,9 @@ _WORDS: Final[dict[str, tuple[Any, ...]]] = {
     "normalization": ("LayerNorm", "RMSNorm"),
     "moe_router_score_function": ("softmax", "sigmoid"),
     "window_size": (3, None),
-    "activation": ("gelu", "swiglu", "squared_relu", "geglu", "quick_geglu"),
+    "activation": (
+        *("gelu", "exact_gelu", "relu", "swiglu", "squared_relu", "geglu", "quick_geglu"),
+    ),
     "window_attn_skip_freq": (LayerPattern(every=2), None),
     "no_rope_freq": (LayerPattern(listed=(1, 0)),),
     "moe_layer_freq": (LayerPattern(every=2), LayerPattern(listed=(0, 1)), LayerPattern(every=1)),
