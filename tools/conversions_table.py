@@ -82,6 +82,7 @@ _GPT_OSS_YARN: Final = {
     "original_max_position_embeddings": 16,
 }
 
+
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
         "GPT2Config",

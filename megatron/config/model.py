@@ -219,6 +219,30 @@ def _betas(flags: Flags) -> Iterator[str]:
 
 
 @refuses
+def _divisors(flags: Flags) -> Iterator[str]:
+    own, kind = flags[RopeScalingSettings], _rope_type(flags)
+    if kind != "longrope":
+        return
+    if flags[LatentAttentionSettings].multi_latent_attention:
+        yield "--multi-latent-attention with --rope-type longrope: give --rope-type yarn or rope"
+    if own.original_max_position_embeddings == 1:
+        yield (
+            "--original-max-position-embeddings 1 with --rope-type longrope: the lengthening "
+            "divides by its logarithm; give the tokens of a sample in the original training"
+        )
+    pairs = _rotated_channels(flags)[1] // 2
+    for option, given in (
+        ("--rope-short-factors", own.rope_short_factors),
+        ("--rope-long-factors", own.rope_long_factors),
+    ):
+        if len(given) != pairs:
+            yield (
+                f"{option} has {len(given)} numbers, and RoPE turns {pairs} pairs of channels of "
+                "a head: --rope-type longrope needs one number for each pair"
+            )
+
+
+@refuses
 def _pairs(flags: Flags) -> Iterator[str]:
     kind = _rope_type(flags)
     _, rotated = _rotated_channels(flags)

@@ -171,3 +171,32 @@ class DynamicScaling:
         # The lowest frequency is theta^(-(r - 1) / r): this power of ``stretch`` divides it by
         # ``stretch``.
         return plain_frequencies(base * stretch ** (pairs / (pairs - 1)), pairs)
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753) as in Phi-3: it divides every frequency by a number of its own.
+
+    Rotated channels are longer by one number for all samples, short or long.
+
+    Attributes:
+        factor: how many times the original length the longest samples have; at least 1.
+        original_length: tokens of a sample in the original training.
+        divisors: divisor of every frequency; short and long samples have different ones.
+    """
+
+    factor: float
+    original_length: int
+    divisors: tuple[float, ...]
+
+    @property
+    def magnitude(self) -> float:
+        """See ``RopeScaling``."""
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+
+    def frequencies(self, base: float, pairs: int) -> Tensor:
+        """See ``RopeScaling``."""
+        assert len(self.divisors) == pairs, f"{len(self.divisors)} divisors for {pairs} pairs"
+        return plain_frequencies(base, pairs) / torch.tensor(self.divisors, dtype=torch.float64)

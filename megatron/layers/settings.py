@@ -28,6 +28,7 @@ from megatron.layers.patterns import LayerPattern
 from megatron.layers.rope_scaling import (
     DynamicScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeScaling,
     YarnScaling,
     length_factor,
@@ -39,14 +40,15 @@ Sinks: TypeAlias = Literal["vanilla", "off-by-one", "learnable"]
 
 PositionEmbedding = Literal["learned_absolute", "rope", "alibi", "none"]
 
-RopeType = Literal["rope", "yarn", "dynamic"]
-"""Scaling of RoPE's frequencies: none or Llama 3.1's, YaRN's, or dynamic NTK scaling."""
+RopeType = Literal["rope", "yarn", "dynamic", "longrope"]
+"""Scaling of RoPE's frequencies: none or Llama 3.1's, YaRN's, dynamic NTK scaling, LongRoPE's."""
 
 _LATENT: Final = "--multi-latent-attention"
 _ROPE: Final = "--position-embedding-type rope"
-_SCALED: Final = "--rope-type yarn or --rope-type dynamic or --multi-latent-attention"
+_LONG: Final = "--rope-type longrope"
+_SCALED: Final = f"--rope-type yarn or --rope-type dynamic or {_LONG} or --multi-latent-attention"
 _YARN: Final = "--rope-type yarn or --multi-latent-attention"
-_OTHERS: Final = "--rope-type rope or --rope-type dynamic"
+_OTHERS: Final = f"--rope-type rope or --rope-type dynamic or {_LONG}"
 PATTERN: Final = "N|[0,1,...]"
 """Form of a pattern of layers in the help."""
 
@@ -253,12 +255,15 @@ class RopeScalingSettings:
     rope_type: RopeType = derived(
         "yarn: divide RoPE's low frequencies, and lengthen queries and keys (YaRN); dynamic: raise "
         "theta in samples of more than --original-max-position-embeddings tokens (dynamic NTK "
-        "scaling); rope: neither.", unset="yarn with --multi-latent-attention, else rope",
+        "scaling); longrope: divide the frequency of every pair of channels by a number of its "
+        "own, and lengthen queries and keys (LongRoPE, as in Phi-3); rope: nothing of this.",
+        unset="yarn with --multi-latent-attention, else rope",
         idle_without=_ROPE, is_told_if_derived=False)
     rotary_scaling_factor: float = flag(1.0,
         "With yarn: divisor of the lowest frequencies. With dynamic: the lowest frequency is "
         "divided by F L / O - (F - 1) with this factor F, --seq-length L and "
-        "--original-max-position-embeddings O. See --mscale-all-dim too.", STRETCH,
+        "--original-max-position-embeddings O. With longrope: the channels that RoPE turns are "
+        "multiplied by the root of 1 + log F / log O. See --mscale-all-dim too.", STRETCH,
         idle_without=_SCALED)
     original_max_position_embeddings: int = flag(4096,
         "Tokens of a sample in the original training.", LENGTH, idle_without=_SCALED,
@@ -276,6 +281,11 @@ class RopeScalingSettings:
         "YaRN divides the factor of --mscale by the same formula, with this m. Multi-latent "
         "attention multiplies all scores by the square of the divisor, whatever --rope-type is, "
         "as Megatron-Core does.", WEIGHT, idle_without=_YARN)
+    rope_short_factors: tuple[float, ...] = flag((),
+        "LongRoPE's divisors of the frequencies, one for each pair of channels, in samples of up "
+        "to --original-max-position-embeddings tokens.", FACTOR, needs=_LONG)
+    rope_long_factors: tuple[float, ...] = flag((),
+        "LongRoPE's divisors of the frequencies in longer samples.", FACTOR, needs=_LONG)
     yarn_exact_range: bool = flag(False,
         "YaRN's interpolation between the two kinds of frequencies begins and ends between "
         "channels; otherwise its ends are rounded outwards.", idle_without=_YARN, idle_with=_OTHERS)
@@ -300,6 +310,10 @@ class RopeScalingSettings:
             )
         if self.rope_type == "dynamic":
             return DynamicScaling(self.rotary_scaling_factor, original, seq_length)
+        if self.rope_type == "longrope":
+            is_long = seq_length > original
+            own = self.rope_long_factors if is_long else self.rope_short_factors
+            return LongRopeScaling(self.rotary_scaling_factor, original, own)
         return Llama3Scaling(self.rope_scaling_factor) if self.use_rope_scaling else None
 
     @property

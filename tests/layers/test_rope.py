@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.layers.rope import RotaryEmbedding
-from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, YarnScaling
+from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 CPU = torch.device("cpu")
 
@@ -147,6 +147,10 @@ def transformers_angles(
     return cos[0, :, :16], sin[0, :, :16]
 
 
+SHORT, LONG = (tuple(1 + pair * step for pair in range(16)) for step in (0.125, 1.5))
+"""Divisors of 16 frequencies, in short and in long samples."""
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -155,16 +159,26 @@ def transformers_angles(
         (YarnScaling(8.0, 300, 6.0, 0.5, exact_range=True), {}),
         (YarnScaling(4.0, 40, 4.0, 3.9, exact_range=True), {}),
         (YarnScaling(4.0, 100_000, 3.0, 1.0), {}),
+        (LongRopeScaling(4.0, 400, SHORT), {}),
+        (LongRopeScaling(32.0, 64, LONG), {}),
+        (LongRopeScaling(1.0, 64, LONG), {}),
         (DynamicScaling(4.0, 64, 300), {"max_position_embeddings": 64}),
         (DynamicScaling(2.0, 200, 300), {"max_position_embeddings": 200}),
         (DynamicScaling(2.0, 400, 300), {"max_position_embeddings": 400}),
     ],
 )
 def test_scaled_angles_are_those_of_transformers(
-    ours: YarnScaling | DynamicScaling, theirs: dict[str, int]
+    ours: YarnScaling | LongRopeScaling | DynamicScaling, theirs: dict[str, int]
 ) -> None:
     seq = 300
     scaling: dict[str, object] = {"rope_type": "dynamic", "factor": ours.factor}
+    if isinstance(ours, LongRopeScaling):
+        scaling |= {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": ours.original_length,
+            "short_factor": list(SHORT),
+            "long_factor": list(LONG),
+        }
     if isinstance(ours, YarnScaling):
         scaling |= {
             "rope_type": "yarn",

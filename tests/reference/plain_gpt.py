@@ -56,7 +56,7 @@ class GPTOptions:
         rotary_interleaved: components 2i and 2i + 1 turn together.
         use_rope_scaling: Llama 3.1 slows the low frequencies down.
         rope_scaling_factor: by how much it slows the lowest down.
-        rope_type: ``rope``, ``yarn`` or ``dynamic``.
+        rope_type: ``rope``, ``yarn``, ``dynamic`` or ``longrope``.
         rotary_scaling_factor: by how much YaRN slows the lowest down; of dynamic scaling.
         original_max_position_embeddings: length of samples before any scaling.
         beta_fast: turns in those from which YaRN leaves a pair alone.
@@ -64,6 +64,9 @@ class GPTOptions:
         mscale: weight of the logarithm of how much longer it makes what turns.
         mscale_all_dim: weight of the one that this is divided by.
         yarn_exact_range: the pairs in between are not rounded outwards.
+        rope_short_factors: divisors of the pairs' frequencies with ``longrope``, up to the original
+            length.
+        rope_long_factors: the divisors in longer samples.
         multi_latent_attention: see ``plain_latent``.
         q_lora_rank: width of the queries' latent; ``None``: they have none.
         kv_lora_rank: width of the latent of keys and values.
@@ -151,7 +154,7 @@ class GPTOptions:
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
-    rope_type: Literal["rope", "yarn", "dynamic"] = "rope"
+    rope_type: Literal["rope", "yarn", "dynamic", "longrope"] = "rope"
     rotary_scaling_factor: float = 1.0
     original_max_position_embeddings: int = 4096
     beta_fast: float = 32.0
@@ -159,6 +162,8 @@ class GPTOptions:
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     yarn_exact_range: bool = False
+    rope_short_factors: tuple[float, ...] = ()
+    rope_long_factors: tuple[float, ...] = ()
     multi_latent_attention: bool = False
     q_lora_rank: int | None = None
     kv_lora_rank: int = 32

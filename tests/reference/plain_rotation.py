@@ -34,6 +34,10 @@ class Rotation(Protocol):
     @property
     def mscale_all_dim(self) -> float: ...
     @property
+    def rope_short_factors(self) -> tuple[float, ...]: ...
+    @property
+    def rope_long_factors(self) -> tuple[float, ...]: ...
+    @property
     def yarn_exact_range(self) -> bool: ...
 
 
@@ -51,6 +55,9 @@ def frequencies(o: Rotation, half: int, length: int, *, windowed: bool) -> torch
     plain = [base ** (-index / half) for index in range(half)]
     if o.rope_type == "yarn":
         plain = [_yarn(o, frequency, index, half) for index, frequency in enumerate(plain)]
+    if o.rope_type == "longrope":
+        divisors = o.rope_long_factors if longer > 1 else o.rope_short_factors
+        plain = [frequency / own for frequency, own in zip(plain, divisors, strict=True)]
     if o.use_rope_scaling:
         plain = [_llama3(o, frequency) for frequency in plain]
     stretch = o.rotary_seq_len_interpolation_factor
@@ -59,7 +66,12 @@ def frequencies(o: Rotation, half: int, length: int, *, windowed: bool) -> torch
 
 def length(o: Rotation, *, windowed: bool) -> float:
     """By how much what turns gets longer."""
-    if o.rope_type != "yarn" or (windowed and o.rotary_base_local is not None):
+    if windowed and o.rotary_base_local is not None:
+        return 1.0
+    if o.rope_type == "longrope":
+        ratio = math.log(o.rotary_scaling_factor) / math.log(o.original_max_position_embeddings)
+        return math.sqrt(1 + ratio)
+    if o.rope_type != "yarn":
         return 1.0
     log = math.log(o.rotary_scaling_factor)
     return (1 + log * o.mscale / 10) / (1 + log * o.mscale_all_dim / 10)

@@ -12,6 +12,7 @@ from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from megatron.model.ownership import LAYERS
 from megatron.model.settings import ModelSettings
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -23,7 +24,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """Families by name; a model that fits several families is written as the first of them."""
 
-_MIXTURES: Final = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)
+_MIXTURES: Final = tuple(
+    family for family in FAMILIES.values() if f"{LAYERS}mlp.router.weight" in family.table
+)
 
 
 def family_of(config: Fields) -> Family:
