@@ -177,6 +177,11 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}
         | {"num_hidden_layers": 7, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
+    "qwen 3, biases of attention": (
+        "Qwen3Config",
+        _SIZES | {"head_dim": 16, "attention_bias": True},
+    ),
+    "llama, biases of attention": ("LlamaConfig", _SIZES | {"attention_bias": True}),
 }
 """The class of the configuration and its fields, by family."""
 

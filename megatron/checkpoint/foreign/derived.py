@@ -44,10 +44,12 @@ def is_rotation(table: Tensor, model: ModelSettings) -> bool:
 
     The frequencies may have been rounded to 16 bits before they were stored.
     """
-    base, pairs = model.positions.rotary_base, model.attention.kv_channels // 2
+    positions = model.positions
+    pairs = int(model.attention.kv_channels * positions.rotary_percent) // 2
+    base = positions.rotary_base
     scaling = model.rope_scaling.scaling(model.seq_length)
     plain_r = plain_frequencies(base, pairs)
-    wanted = [plain_r, plain_r / model.positions.rotary_seq_len_interpolation_factor]
+    wanted = [plain_r, plain_r / positions.rotary_seq_len_interpolation_factor]
     if scaling is not None:
         wanted.append(scaling.frequencies(base, pairs))
     found = table.double().flatten()
@@ -149,6 +151,12 @@ def told_of(model: ModelSettings, folder: Path) -> list[str]:
         model.rope_scaling.original_max_position_embeddings,
         model.rope_scaling.rotary_scaling_factor,
     )
+    if model.rope_scaling.rope_type == "longrope":
+        return [
+            f"{folder / 'config.json'} scales RoPE by longrope. Here --seq-length decides whether "
+            f"all samples count as long ones, of more than {original} tokens, and in transformers "
+            "the length of each text does: logits of texts on the other side then differ"
+        ]
     if model.rope_scaling.rope_type != "dynamic" or factor == 1:
         return []
     return [

@@ -44,6 +44,7 @@ class Family:
             ``config_of`` checks it.
         tables: for each ending of the names of tensors that are no weights, their check.
         aliases: for each second name of a field of ``config.json``, the field's name.
+        unread_positions: last rows of the learned position table that no position reads.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Family:
     write: Callable[[ModelSettings], Values]
     tables: Mapping[str, Follows] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    unread_positions: int = 0
 
     def model_of(self, config: Fields, seq_length: int | None = None) -> ModelSettings:
         """Return the model of a ``config.json``.
@@ -62,7 +64,7 @@ class Family:
         Args:
             config: fields of ``config.json``.
             seq_length: tokens per sample; ``None``: as many as the model has positions. A model
-                with RoPE gets positions for more tokens than ``config.json`` says.
+                without a learned table gets positions for more tokens than ``config.json`` says.
 
         Raises:
             ForeignError: a field is damaged, or has a value that this program does not support; or
@@ -70,9 +72,9 @@ class Family:
         """
         config = config.renamed(self.aliases)
         values = self.read(config)
-        positions = values["max_position_embeddings"]
+        positions = values["max_position_embeddings"] - self.unread_positions
         length = positions if seq_length is None else seq_length
-        if values.get("position_embedding_type") == "rope":  # it turns any position
+        if "position_embedding_type" in values:  # RoPE and ALiBi have no last position
             values["max_position_embeddings"] = max(positions, length)
         elif length > positions:
             name = "n_positions" if "n_positions" in config else "max_position_embeddings"
@@ -202,6 +204,36 @@ def written_sizes(model: ModelSettings) -> Values:
         "rms_norm_eps": model.norm.norm_epsilon,
         "tie_word_embeddings": model.vocabulary.tie_embeddings,
     }
+
+
+def biases(c: Fields) -> Values:
+    """Return the fields of ``ModelSettings`` about the biases of linear layers.
+
+    ``attention_bias`` is about queries, keys, values and the projection of attention's output;
+    ``mlp_bias`` is about the MLP.
+
+    Raises:
+        ForeignError: the MLP alone has biases.
+    """
+    attention, mlp = c.truth("attention_bias", False), c.truth("mlp_bias", False)
+    if mlp and not attention:
+        raise ForeignError(
+            f"{c.origin}: mlp_bias is true and attention_bias is false, and this program has "
+            "biases in all linear layers, in those of attention alone, or in none"
+        )
+    alone = attention and not mlp
+    return {"add_bias_linear": mlp, "add_qkv_bias": alone, "add_proj_bias": alone}
+
+
+def attention_biases(c: Fields) -> Values:
+    """As ``biases``, in a family whose MLP never has biases."""
+    return biases(Fields({"attention_bias": c.truth("attention_bias", False)}, c.origin))
+
+
+def written_biases(model: ModelSettings) -> Values:
+    """Return the fields of ``config.json`` that ``biases`` reads."""
+    everywhere, own = model.block.add_bias_linear, model.attention
+    return {"attention_bias": everywhere or own.add_proj_bias, "mlp_bias": everywhere}
 
 
 def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:

@@ -133,12 +133,13 @@ class Fields:
             raise self.fault(name, "true or false")
         return value
 
-    def whole_or_none(self, name: str, default: int) -> int | None:
+    def whole_or_none(self, name: str, default: int | None) -> int | None:
         """Return a whole number.
 
         A field that is missing gives the default, and ``null`` gives ``None``.
         """
-        return None if self.is_null(name) else self.whole(name, default)
+        lacks = name not in self._values and default is None
+        return None if lacks or self.is_null(name) else self.whole(name, default)
 
     def words(self, name: str, allowed: Collection[str], count: int) -> list[str] | None:
         """Return a list of ``count`` allowed words; ``None``: the field is left out."""

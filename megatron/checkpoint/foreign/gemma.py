@@ -13,15 +13,17 @@ from megatron.checkpoint.foreign.family import (
     written_sizes,
 )
 from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
+from megatron.checkpoint.foreign.rotation import (
+    LARGEST_BASE,
+    read_rotation,
+    read_two_rotations,
+    write_rotation,
+)
 from megatron.model.settings import ModelSettings
 
 _WINDOW: Final = 4096
 """The window that a file tells of even if no layer has it: ``transformers`` needs a number."""
 
-_PARTIAL: Final = "partial_rotary_factor"
-_LARGEST_BASE: Final = 10**12
 _TANH: Final = ("gelu_pytorch_tanh",)
 
 
@@ -104,36 +106,11 @@ def _read_3(c: Fields) -> Values:
     common = _with_post_norms(c, (0.0, 0.0)) | {"qk_layernorm": True}
     period = c.whole("sliding_window_pattern", 6)
     local = [int((i + 1) % period != 0) for i in range(common["num_layers"])]
-    rotation, base = _rotations(c)
+    rotation, base = read_two_rotations(
+        c, 1_000_000, lambda: c.whole("rope_local_base_freq", 10000, LARGEST_BASE)
+    )
     common |= rotation
     return common | windows(c, c.whole_or_none("sliding_window", _WINDOW), local, base)
-
-
-def _rotations(c: Fields) -> tuple[Values, int]:
-    """Return the rotation of layers without a window, and the theta of layers with the window.
-
-    ``rope_parameters`` have fields for both kinds of layers. The older ``rope_theta`` and
-    ``rope_scaling`` are about layers without a window.
-    """
-    kinds = c.part("rope_parameters") or Fields({}, c.origin)
-    if others := sorted(kinds.all.keys() - {"full_attention", "sliding_attention"}):
-        raise ForeignError(
-            f"{kinds.origin} has {others[0]} beside full_attention and sliding_attention, and "
-            "transformers reads past it in Gemma 3: put it into one of them"
-        )
-    older, near = c.part("rope_scaling"), kinds.part("sliding_attention")
-    whole = kinds.part("full_attention") or Fields({}, c.origin)
-    own = dict(whole.all) | ({} if older is None else dict(older.all))
-    Fields(own, whole.origin).check("truncate", (True,), True)  # transformers reads past false
-    own.setdefault("rope_theta", c.any("rope_theta", 1_000_000))
-    outer = {name: c.any(name, None) for name in ("max_position_embeddings", _PARTIAL)}
-    rotation = read_rotation(Fields({**outer, "rope_parameters": own}, c.origin))
-    if near is not None:
-        near.check("rope_type", ("default",), near.any("type", "default"))
-        near.check(_PARTIAL, (1.0, 1), 1.0)
-    if near is not None and "rope_theta" in near:
-        return rotation, near.whole("rope_theta", most=_LARGEST_BASE)
-    return rotation, c.whole("rope_local_base_freq", 10000, _LARGEST_BASE)
 
 
 def _write_3(model: ModelSettings) -> Values:

@@ -28,7 +28,7 @@ from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
 from megatron.data.tokenizers.interface import TokenizerConfig
-from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.model.ownership import LAYERS, WORD_EMBEDDINGS
 from megatron.model.settings import ModelSettings
 from megatron.native.files import read_bytes
 from megatron.parallel.box import whole
@@ -145,9 +145,9 @@ def _without_lacking_depths(
 
 def _check_depth(folder: Path, model: ModelSettings, names: set[str], family: Family) -> None:
     """Refuse a wrong number of layers early, before the model is built."""
-    norm = family.table["decoder.layers.input_layernorm.weight"].names[0]
+    own = family.table[f"{LAYERS}self_attention.linear_proj.weight"].names[0]
     told = model.num_layers + model.further.mtp_num_layers
-    found = sum(norm.format(i) in names for i in range(told + 1))
+    found = sum(own.format(i) in names for i in range(told + 1))
     if found != told:
         more = "more" if found > told else "not as many"
         raise ForeignError(f"{folder}: {CONFIG} tells of {told} layers, and there are {more}")

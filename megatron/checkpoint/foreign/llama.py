@@ -9,15 +9,17 @@ from megatron.checkpoint.foreign.derived import is_rotation
 from megatron.checkpoint.foreign.family import (
     QK_NORMS,
     Values,
+    attention_biases,
+    biases,
     check_widths,
     layer_types,
     llama_like,
     sizes,
     windows,
+    written_biases,
     written_sizes,
 )
 from megatron.checkpoint.foreign.fields import Fields
-from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
 from megatron.model.settings import ModelSettings
 
@@ -29,11 +31,17 @@ _TABLES: Final = {".rotary_emb.inv_freq": is_rotation}
 """Tables (not weights) that older versions of ``transformers`` have saved."""
 
 
-def common_fields(c: Fields, **defaults: int | None) -> Values:
-    """Return the fields of our model that all families of this file name alike."""
+def common_fields(c: Fields, *, base: int = 10000, **defaults: int | None) -> Values:
+    """Return the fields of our model that all families of this file name alike.
+
+    Args:
+        c: fields of ``config.json``.
+        base: default of the RoPE theta.
+        defaults: as in ``sizes``.
+    """
     c.check("hidden_act", ("silu", "swish"), "silu")
     own = {"activation": "swiglu", "tie_embeddings": c.truth("tie_word_embeddings", False)}
-    return sizes(c, **defaults) | read_rotation(c) | own
+    return sizes(c, **defaults) | read_rotation(c, base) | own
 
 
 def written_fields(model: ModelSettings) -> Values:
@@ -43,18 +51,11 @@ def written_fields(model: ModelSettings) -> Values:
 
 def _read_llama(c: Fields) -> Values:
     check_widths(c)
-    biases = c.truth("attention_bias", False), c.truth("mlp_bias", False)
-    if len(set(biases)) > 1:
-        raise ForeignError(
-            f"{c.origin}: attention_bias and mlp_bias differ, and this program has biases in all "
-            "linear layers or in none"
-        )
-    return common_fields(c) | {"add_bias_linear": biases[0]}
+    return common_fields(c) | biases(c)
 
 
 def _write_llama(model: ModelSettings) -> Values:
-    bias = model.block.add_bias_linear
-    return written_fields(model) | {"attention_bias": bias, "mlp_bias": bias}
+    return written_fields(model) | written_biases(model)
 
 
 def read_mistral(c: Fields) -> Values:
@@ -127,11 +128,16 @@ def read_qwen2(c: Fields) -> Values:
 
 def read_qwen3(c: Fields, head_dim: int | None = 128) -> Values:
     """See ``Family.read``; ``head_dim``: as in ``sizes``, where mixtures have another default."""
-    c.check("attention_bias", (False,), False)
-    return _qwen(c, common_fields(c, head_dim=head_dim, groups=32)) | {"qk_layernorm": True}
+    common = common_fields(c, head_dim=head_dim, groups=32) | attention_biases(c)
+    return _qwen(c, common) | {"qk_layernorm": True}
+
+
+def write_qwen3(model: ModelSettings) -> Values:
+    """See ``Family.write``."""
+    return write_qwen(model) | {"attention_bias": written_biases(model)["attention_bias"]}
 
 
 LLAMA: Final = llama_like("llama", "Llama", NORMS, _read_llama, _write_llama, _TABLES)
 MISTRAL: Final = llama_like("mistral", "Mistral", NORMS, read_mistral, write_mistral, _TABLES)
 QWEN2: Final = llama_like("qwen2", "Qwen2", NORMS, read_qwen2, write_qwen, _TABLES)
-QWEN3: Final = llama_like("qwen3", "Qwen3", NORMS | QK_NORMS, read_qwen3, write_qwen, _TABLES)
+QWEN3: Final = llama_like("qwen3", "Qwen3", NORMS | QK_NORMS, read_qwen3, write_qwen3, _TABLES)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from megatron.checkpoint.foreign.family import QK_NORMS, Values, llama_like
+from megatron.checkpoint.foreign.family import QK_NORMS, Values, llama_like, written_biases
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import (
     ForeignError,
@@ -114,6 +114,10 @@ def _write_qwen(model: ModelSettings) -> Values:
     }
 
 
+def _write_qwen3(model: ModelSettings) -> Values:
+    return _write_qwen(model) | {"attention_bias": written_biases(model)["attention_bias"]}
+
+
 def _write_qwen2(model: ModelSettings) -> Values:
     width = model.experts.moe_shared_expert_intermediate_size
     return _write_qwen(model) | {"qkv_bias": True, "shared_expert_intermediate_size": width}
@@ -199,7 +203,7 @@ QWEN3_MOE: Final = llama_like(
     "Qwen3Moe",
     NORMS | QK_NORMS,
     _read_qwen3,
-    _write_qwen,
+    _write_qwen3,
     more=_QWEN,
     aliases=_LOCAL,  # version 5 of transformers writes it
 )

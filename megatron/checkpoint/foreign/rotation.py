@@ -8,17 +8,21 @@ from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.layers.rope_scaling import (
     DynamicScaling,
     Llama3Scaling,
+    LongRopeScaling,
     YarnScaling,
     length_factor,
 )
 from megatron.model.settings import ModelSettings
 
-_LARGEST_BASE: Final = 10**12
+LARGEST_BASE: Final = 10**12
+"""The largest RoPE theta that is read."""
+
+_PARTIAL: Final = "partial_rotary_factor"
 
 Values = dict[str, Any]
 
 
-def read_rotation(c: Fields, base: int = 10000) -> Values:
+def read_rotation(c: Fields, base: int = 10000, *, share: float | None = None) -> Values:
     """Return the fields of our model about the rotation of queries and keys.
 
     Version 5 of ``transformers`` writes ``rope_parameters``; older versions write ``rope_theta``
@@ -27,6 +31,8 @@ def read_rotation(c: Fields, base: int = 10000) -> Values:
     Args:
         c: fields of ``config.json``.
         base: default of the RoPE theta.
+        share: default of the share of a head's channels that turn; ``None``: all channels turn in
+            every model of the family.
 
     Raises:
         ForeignError: the rotation is scaled in a way that this program does not support.
@@ -35,15 +41,97 @@ def read_rotation(c: Fields, base: int = 10000) -> Values:
     theta = scaling if scaling is not None and "rope_theta" in scaling else c
     found: Values = {
         "position_embedding_type": "rope",
-        "rotary_base": theta.whole("rope_theta", base, _LARGEST_BASE),
+        "rotary_base": theta.whole("rope_theta", base, LARGEST_BASE),
     }
-    c.check("partial_rotary_factor", (1.0, 1, None), 1.0)
+    if share is None:
+        c.check(_PARTIAL, (1.0, 1, None), 1.0)
+    else:
+        found["rotary_percent"] = _share_of(c, scaling, share)
     if scaling is not None:
-        scaling.check("partial_rotary_factor", (1.0, 1), 1.0)
+        if share is None:
+            scaling.check(_PARTIAL, (1.0, 1), 1.0)
         found |= _READERS[_kind_of(scaling)](scaling, c)
+    _check_scaled(c, found)
     if found.get("rope_type") == "yarn" and found["rotary_base"] == 1:
         raise theta.fault("rope_theta", "more than 1, as YaRN needs it")
     return found
+
+
+def _check_scaled(c: Fields, rotation: Values) -> None:
+    """Refuse a scaling between pairs of channels where only one pair turns."""
+    share = rotation.get("rotary_percent", 1.0)
+    kind = rotation.get("rope_type")
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    width = c.whole("head_dim", max(hidden // heads, 1))
+    pairs = int(width * share) // 2
+    for name in ("short", "long") if kind == "longrope" else ():
+        if len(rotation[f"rope_{name}_factors"]) != pairs:
+            raise ForeignError(
+                f"{c.origin}: {name}_factor has {len(rotation[f'rope_{name}_factors'])} numbers, "
+                f"and {pairs} pairs of channels of a head turn (head_dim {width}, {_PARTIAL} "
+                f"{share:g})"
+            )
+    if kind in ("yarn", "dynamic", "longrope") and pairs == 1:
+        raise ForeignError(
+            f"{c.origin}: rope_type {kind} scales some pairs of channels and not "
+            f"others, and 2 channels of a head turn (head_dim {width}, {_PARTIAL} {share:g})"
+        )
+
+
+def _share_of(c: Fields, scaling: Fields | None, default: float) -> float:
+    """Return the share of a head's channels that turn.
+
+    Raises:
+        ForeignError: the share makes no even number of channels.
+    """
+    where = scaling if scaling is not None and _PARTIAL in scaling.all else c
+    if where.is_null(_PARTIAL):
+        raise where.fault(_PARTIAL, "a number")
+    share = where.number(_PARTIAL, default)
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    width = c.whole("head_dim", max(hidden // heads, 1))
+    turned = int(width * share)
+    if share > 1 or turned < 2 or turned % 2:
+        raise where.fault(
+            _PARTIAL, f"a share of a head's {width} channels (head_dim) that makes an even number"
+        )
+    return share
+
+
+def read_two_rotations(c: Fields, base: int, local: Callable[[], int]) -> tuple[Values, int]:
+    """Return the rotation of layers without a window, and the theta of layers with the window.
+
+    ``rope_parameters`` have fields for both kinds of layers. The older ``rope_theta`` and
+    ``rope_scaling`` are about layers without a window.
+
+    Args:
+        c: fields of ``config.json``.
+        base: default of the theta of layers without a window.
+        local: returns the theta of layers with the window if ``rope_parameters`` do not tell it.
+
+    Raises:
+        ForeignError: a field is damaged, or the rotation is scaled in a way that this program does
+            not support.
+    """
+    kinds = c.part("rope_parameters") or Fields({}, c.origin)
+    if others := sorted(kinds.all.keys() - {"full_attention", "sliding_attention"}):
+        raise ForeignError(
+            f"{kinds.origin} has {others[0]} beside full_attention and sliding_attention, and "
+            "transformers reads past it in such models: put it into one of them"
+        )
+    older, near = c.part("rope_scaling"), kinds.part("sliding_attention")
+    whole = kinds.part("full_attention") or Fields({}, c.origin)
+    own = dict(whole.all) | ({} if older is None else dict(older.all))
+    Fields(own, whole.origin).check("truncate", (True,), True)  # transformers reads past false
+    own.setdefault("rope_theta", c.any("rope_theta", base))
+    outer = {name: c.any(name, None) for name in ("max_position_embeddings", _PARTIAL)}
+    rotation = read_rotation(Fields({**outer, "rope_parameters": own}, c.origin))
+    if near is not None:
+        near.check("rope_type", ("default",), near.any("type", "default"))
+        near.check(_PARTIAL, (1.0, 1), 1.0)
+    if near is not None and "rope_theta" in near:
+        return rotation, near.whole("rope_theta", most=LARGEST_BASE)
+    return rotation, local()
 
 
 def scaling_of(c: Fields) -> Fields | None:
@@ -165,11 +253,44 @@ def _read_yarn(scaling: Fields, c: Fields) -> Values:
     }
 
 
+def _read_longrope(scaling: Fields, c: Fields) -> Values:
+    """``factor`` follows from two lengths where it is left out."""
+    original, length = _original_length(scaling, c), c.whole("max_position_embeddings")
+    factor = scaling.number("factor", length / original)
+    found = LongRopeScaling(factor, original, ())
+    if original == 1:
+        raise scaling.fault("original_max_position_embeddings", "more than 1, as longrope needs it")
+    given = scaling.number("attention_factor", found.magnitude)
+    if abs(given - found.magnitude) > 1e-6:
+        raise ForeignError(
+            f"{scaling.origin}: attention_factor is {given:g}, and this program has only "
+            f"{found.magnitude:g}, which follows from factor, original_max_position_embeddings and "
+            "max_position_embeddings"
+        )
+    return {
+        "rope_type": "longrope",
+        "rotary_scaling_factor": max(factor, 1.0),
+        "original_max_position_embeddings": original,
+        "rope_short_factors": _divisors(scaling, "short_factor"),
+        "rope_long_factors": _divisors(scaling, "long_factor"),
+    }
+
+
+def _divisors(scaling: Fields, name: str) -> tuple[float, ...]:
+    given: Any = scaling.any(name)
+    wanted = "a list of numbers of at least 0.0001"
+    if not isinstance(given, list):
+        raise scaling.fault(name, wanted)
+    each = [Fields({name: one}, scaling.origin) for one in given]
+    return tuple(own.number(name, least=1e-4) for own in each)
+
+
 _READERS: Final[Mapping[Any, Callable[[Fields, Fields], Values]]] = {
     "default": _read_default,
     "linear": _read_linear,
     "dynamic": _read_dynamic,
     "yarn": _read_yarn,
+    "longrope": _read_longrope,
     "llama3": _read_llama3,
 }
 """For each type of scaling, the function that reads it from its fields and the model's fields."""
@@ -200,6 +321,14 @@ def _written_scaling(model: ModelSettings) -> Values:
             "beta_slow": scaling.beta_slow,
             "truncate": not scaling.exact_range,
             **_written_magnitude(scaling),
+        }
+    if isinstance(scaling, LongRopeScaling):
+        return {
+            "rope_type": "longrope",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_length,
+            "short_factor": list(model.rope_scaling.rope_short_factors),
+            "long_factor": list(model.rope_scaling.rope_long_factors),
         }
     if isinstance(scaling, Llama3Scaling):
         return {

@@ -29,13 +29,15 @@ OF_TRAINING: Final = (
 def same_layers(model: ModelSettings) -> ModelSettings:
     """Return an equal model in which values without an effect are the same, to be compared."""
     layers, positions, scaling = range(model.num_layers), model.positions, model.rope_scaling
-    is_rope = positions.position_embedding_type == "rope"
+    kind = positions.position_embedding_type
     idle: dict[str, Any] = {}
+    if model.block.add_bias_linear:
+        idle |= {"add_qkv_bias": False, "add_proj_bias": False}
     if all(map(model.experts.in_layer, layers)):
         idle["ffn_hidden_size"] = model.experts.moe_ffn_hidden_size
-    if is_rope:  # it turns any position
+    if kind != "learned_absolute":  # there is no last position
         idle["max_position_embeddings"] = max(positions.max_position_embeddings, model.seq_length)
-    else:
+    if kind != "rope":
         idle["no_rope_freq"] = None
     if scaling.rope_type == "dynamic":  # the original length is their number of positions
         idle["max_position_embeddings"] = scaling.original_max_position_embeddings

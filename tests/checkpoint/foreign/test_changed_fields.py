@@ -36,7 +36,11 @@ WRONG_ONCE: Final[list[tuple[str, str, Any]]] = [
         )
     ),
     ("deepseek v3", "routed_scaling_factor", LEFT_OUT),
-    *((family, "max_position_embeddings", 16) for family in CONFIGS if family != "gpt2"),
+    *(
+        (family, "max_position_embeddings", 16)
+        for family in CONFIGS
+        if family not in ("gpt2", "opt", "bloom")  # learned positions, and no such field
+    ),
     ("deepseek v3", "rope_interleave", None),
     ("deepseek v3", "original_max_position_embeddings", 32),
     ("llama 2", "rope_scaling", {"rope_type": "linear", "factor": 4.0}),
