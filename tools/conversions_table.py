@@ -182,6 +182,15 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _SIZES | {"head_dim": 16, "attention_bias": True},
     ),
     "llama, biases of attention": ("LlamaConfig", _SIZES | {"attention_bias": True}),
+    "olmo 2": ("Olmo2Config", _SIZES),
+    "olmo 3": (
+        "Olmo3Config",
+        _SIZES
+        | {"sliding_window": 7, "attention_bias": True}
+        | {
+            "rope_parameters": {"full_attention": _YARN, "sliding_attention": {"rope_theta": 500.0}}
+        },
+    ),
 }
 """The class of the configuration and its fields, by family."""
 
