@@ -82,6 +82,12 @@ _GPT_OSS_YARN: Final = {
     "original_max_position_embeddings": 16,
 }
 
+_LONGROPE: Final = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0],
+}
+
 
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
@@ -190,6 +196,18 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {
             "rope_parameters": {"full_attention": _YARN, "sliding_attention": {"rope_theta": 500.0}}
         },
+    ),
+    "phi 3": (
+        "Phi3Config",
+        _SIZES
+        | {"hidden_size": 64, "sliding_window": 7, "pad_token_id": None}
+        | {"partial_rotary_factor": 0.5},
+    ),
+    "phi 4 mini, longrope": (
+        "Phi3Config",
+        _SIZES
+        | {"hidden_size": 64, "original_max_position_embeddings": 16, "pad_token_id": None}
+        | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True, "rope_scaling": _LONGROPE},
     ),
 }
 """The class of the configuration and its fields, by family."""
