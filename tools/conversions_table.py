@@ -209,6 +209,17 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"hidden_size": 64, "original_max_position_embeddings": 16, "pad_token_id": None}
         | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True, "rope_scaling": _LONGROPE},
     ),
+    "gpt-neox": (
+        "GPTNeoXConfig",
+        {name: _SIZES[name] for name in _SIZES if name != "num_key_value_heads"}
+        | {"hidden_size": 64, "rotary_pct": 0.5, "rotary_emb_base": 1000},
+    ),
+    "gpt-neox, branches in turn": (
+        "GPTNeoXConfig",
+        {name: _SIZES[name] for name in _SIZES if name != "num_key_value_heads"}
+        | {"use_parallel_residual": False, "hidden_act": "gelu_fast", "rotary_pct": 1.0}
+        | {"hidden_size": 64},
+    ),
 }
 """The class of the configuration and its fields, by family."""
 

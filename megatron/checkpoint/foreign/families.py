@@ -8,6 +8,7 @@ from megatron.checkpoint.foreign.family import EXPERTS, Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpoint.foreign.gpt2 import GPT2
+from megatron.checkpoint.foreign.gpt_neox import GPT_NEOX
 from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -22,7 +23,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
-        *(OLMO2, OLMO3, PHI3),
+        *(OLMO2, OLMO3, PHI3, GPT_NEOX),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
