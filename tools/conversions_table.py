@@ -220,6 +220,18 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"use_parallel_residual": False, "hidden_act": "gelu_fast", "rotary_pct": 1.0}
         | {"hidden_size": 64},
     ),
+    "granite": (
+        "GraniteConfig",
+        _SIZES
+        | {"embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
+        | {"logits_scaling": 3.0},
+    ),
+    "granite moe": (
+        "GraniteMoeConfig",
+        _SIZES
+        | {"embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
+        | {"logits_scaling": 3.0, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
 }
 """The class of the configuration and its fields, by family."""
 

@@ -10,6 +10,7 @@ from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
 from megatron.checkpoint.foreign.gpt2 import GPT2
 from megatron.checkpoint.foreign.gpt_neox import GPT_NEOX
 from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
+from megatron.checkpoint.foreign.granite import GRANITE, GRANITE_MOE
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
@@ -23,7 +24,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
-        *(OLMO2, OLMO3, PHI3, GPT_NEOX),
+        *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE),
+        *(GRANITE_MOE,),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
