@@ -226,6 +226,12 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
         | {"logits_scaling": 3.0},
     ),
+    "smollm 3": (
+        "SmolLM3Config",
+        _SIZES
+        | {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 5}
+        | {"pad_token_id": None},
+    ),
     "granite moe": (
         "GraniteMoeConfig",
         _SIZES
