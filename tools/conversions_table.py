@@ -233,6 +233,15 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"pad_token_id": None},
     ),
     "starcoder 2": ("Starcoder2Config", _SIZES | {"sliding_window": 7, "norm_epsilon": 1e-4}),
+    "opt": (
+        "OPTConfig",
+        {
+            name: _SIZES[name]
+            for name in _SIZES
+            if name not in ("num_key_value_heads", "intermediate_size")
+        }
+        | {"ffn_dim": 48, "pad_token_id": 1},
+    ),
     "granite moe": (
         "GraniteMoeConfig",
         _SIZES

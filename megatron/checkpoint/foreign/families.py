@@ -15,6 +15,7 @@ from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from megatron.checkpoint.foreign.olmo import OLMO2, OLMO3
+from megatron.checkpoint.foreign.opt import OPT
 from megatron.checkpoint.foreign.phi3 import PHI3
 from megatron.checkpoint.foreign.smollm3 import SMOLLM3
 from megatron.checkpoint.foreign.starcoder2 import STARCODER2
@@ -26,7 +27,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for family in (
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
-        *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, STARCODER2),
+        *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, STARCODER2, OPT),
         *(GRANITE_MOE,),
     )
 }
