@@ -242,6 +242,11 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         }
         | {"ffn_dim": 48, "pad_token_id": 1},
     ),
+    "bloom": (
+        "BloomConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 3, "n_head": 6}
+        | {"bos_token_id": 1, "eos_token_id": 2, "seq_length": 64},
+    ),
     "granite moe": (
         "GraniteMoeConfig",
         _SIZES
