@@ -89,6 +89,12 @@ _LONGROPE: Final = {
 }
 
 
+_FALCON: Final[dict[str, Any]] = {
+    name: _SIZES[name]
+    for name in _SIZES
+    if name not in ("num_key_value_heads", "intermediate_size")
+}
+
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt2": (
         "GPT2Config",
@@ -246,6 +252,15 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "BloomConfig",
         {"vocab_size": VOCABULARY, "hidden_size": 24, "n_layer": 3, "n_head": 6}
         | {"bos_token_id": 1, "eos_token_id": 2, "seq_length": 64},
+    ),
+    "falcon 7b": ("FalconConfig", _FALCON),
+    "falcon 40b": (
+        "FalconConfig",
+        _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 48},
+    ),
+    "falcon, branches in turn": (
+        "FalconConfig",
+        _FALCON | {"parallel_attn": False, "ffn_hidden_size": 48},
     ),
     "granite moe": (
         "GraniteMoeConfig",
