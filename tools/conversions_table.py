@@ -262,6 +262,10 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "FalconConfig",
         _FALCON | {"parallel_attn": False, "ffn_hidden_size": 48},
     ),
+    "cohere 2": (
+        "Cohere2Config",
+        _SIZES | {"sliding_window": 7, "sliding_window_pattern": 3, "logit_scale": 0.4},
+    ),
     "granite moe": (
         "GraniteMoeConfig",
         _SIZES
