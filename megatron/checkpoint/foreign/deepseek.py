@@ -8,6 +8,7 @@ of the embedding and of the output layer.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from torch import Tensor
@@ -90,22 +91,37 @@ def _read_common(c: Fields) -> Values:
         raise c.fault("qk_rope_head_dim", "an even number: RoPE turns pairs of channels")
     model = common_fields(Fields({**c.all, "head_dim": turned}, c.origin))
     model |= read_latent_rotation(c)
-    layers, dense = model["num_layers"], c.any("first_k_dense_replace", 0)
+    return (
+        model
+        | read_experts(c, model["num_layers"])
+        | {
+            "kv_channels": plain + turned,
+            "multi_latent_attention": True,
+            "q_lora_rank": c.whole_or_none("q_lora_rank", 1536),
+            "kv_lora_rank": c.whole("kv_lora_rank", 512),
+            "qk_head_dim": plain,
+            "qk_pos_emb_head_dim": turned,
+            "v_head_dim": c.whole("v_head_dim", 128),
+            "qk_layernorm": True,
+            "latent_norm_epsilon": (
+                None if model["norm_epsilon"] == _LATENT_EPSILON else _LATENT_EPSILON
+            ),
+        }
+    )
+
+
+def read_experts(c: Fields, layers: int) -> Values:
+    """Return the fields of our model about experts, without their groups.
+
+    Args:
+        c: fields of ``config.json``.
+        layers: number of layers, of which the first ones may have an MLP.
+    """
+    dense = c.any("first_k_dense_replace", 0)
     if type(dense) is not int or not 0 <= dense < layers:
         raise c.fault("first_k_dense_replace", f"a whole number below num_hidden_layers {layers}")
     width, shared = c.whole("moe_intermediate_size"), c.whole("n_shared_experts")
-    return model | {
-        "kv_channels": plain + turned,
-        "multi_latent_attention": True,
-        "q_lora_rank": c.whole_or_none("q_lora_rank", 1536),
-        "kv_lora_rank": c.whole("kv_lora_rank", 512),
-        "qk_head_dim": plain,
-        "qk_pos_emb_head_dim": turned,
-        "v_head_dim": c.whole("v_head_dim", 128),
-        "qk_layernorm": True,
-        "latent_norm_epsilon": (
-            None if model["norm_epsilon"] == _LATENT_EPSILON else _LATENT_EPSILON
-        ),
+    return {
         "num_experts": c.whole("n_routed_experts"),
         "moe_layer_freq": LayerPattern(listed=(0,) * dense + (1,) * (layers - dense)),
         "moe_ffn_hidden_size": width,
@@ -114,6 +130,14 @@ def _read_common(c: Fields) -> Values:
         "moe_aux_loss_coeff": (c.number("aux_loss_alpha", 0.0),),
         "moe_shared_expert_intermediate_size": width * shared,
     }
+
+
+def read_biased_choice(c: Fields) -> Values:
+    """Return the fields of our model about V3's scores: sigmoids, and a bias for the choice."""
+    c.check("scoring_func", ("sigmoid",), "sigmoid")
+    c.check("topk_method", ("noaux_tc",), "noaux_tc")
+    c.check("norm_topk_prob", (True,), True)
+    return {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
 
 
 _V3_DEFAULTS: Final[Values] = {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
@@ -129,26 +153,20 @@ def _read_v2(c: Fields) -> Values:
     found = _read_common(c) | {"moe_router_pre_softmax": True}
     if c.any("topk_method", "greedy") == "greedy":
         return found
-    return found | _groups(c, found, best=1, groups=1, chosen=1)
+    return found | read_groups(c, found, best=1, groups=1, chosen=1)
 
 
 def _read_v3(c: Fields) -> Values:
-    c.check("scoring_func", ("sigmoid",), "sigmoid")
-    c.check("topk_method", ("noaux_tc",), "noaux_tc")
-    c.check("norm_topk_prob", (True,), True)
     c.check("rope_interleave", (True,), True)
     turned = c.whole("qk_rope_head_dim", 64)
     if c.whole("head_dim", turned) != turned:
         raise c.fault("head_dim", f"qk_rope_head_dim {turned}")
-    found = _read_common(Fields(_V3_DEFAULTS | dict(c.all), c.origin)) | {
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "mtp_num_layers": _depths(c),
-    }
-    return found | _groups(c, found, best=2, groups=8, chosen=4)
+    found = _read_common(Fields(_V3_DEFAULTS | dict(c.all), c.origin))
+    found |= read_biased_choice(c) | {"mtp_num_layers": read_depths(c)}
+    return found | read_groups(c, found, best=2, groups=8, chosen=4)
 
 
-def _depths(c: Fields) -> int:
+def read_depths(c: Fields) -> int:
     """Return the number of layers of multi-token prediction."""
     depths = c.any("num_nextn_predict_layers", 0)
     if type(depths) is not int or not 0 <= depths <= MOST_LAYERS:
@@ -156,7 +174,7 @@ def _depths(c: Fields) -> int:
     return depths
 
 
-def _groups(c: Fields, model: Values, *, best: int, groups: int, chosen: int) -> Values:
+def read_groups(c: Fields, model: Values, *, best: int, groups: int, chosen: int) -> Values:
     """Return the fields of our model about groups of experts.
 
     Args:
@@ -193,15 +211,25 @@ def _groups(c: Fields, model: Values, *, best: int, groups: int, chosen: int) ->
 
 
 def _write_common(model: ModelSettings) -> Values:
+    return (
+        written_fields(model)
+        | written_experts(model)
+        | {
+            "head_dim": model.latent.qk_pos_emb_head_dim,
+            "q_lora_rank": model.latent.q_lora_rank,
+            "kv_lora_rank": model.latent.kv_lora_rank,
+            "qk_nope_head_dim": model.latent.qk_head_dim,
+            "qk_rope_head_dim": model.latent.qk_pos_emb_head_dim,
+            "v_head_dim": model.latent.v_head_dim,
+        }
+    )
+
+
+def written_experts(model: ModelSettings) -> Values:
+    """Return the fields of ``config.json`` about experts."""
     width = model.experts.moe_ffn_hidden_size
     has_experts = [model.experts.in_layer(layer) for layer in range(model.num_layers)]
-    return written_fields(model) | {
-        "head_dim": model.latent.qk_pos_emb_head_dim,
-        "q_lora_rank": model.latent.q_lora_rank,
-        "kv_lora_rank": model.latent.kv_lora_rank,
-        "qk_nope_head_dim": model.latent.qk_head_dim,
-        "qk_rope_head_dim": model.latent.qk_pos_emb_head_dim,
-        "v_head_dim": model.latent.v_head_dim,
+    return {
         "n_routed_experts": model.experts.num_experts,
         "n_shared_experts": model.experts.moe_shared_expert_intermediate_size // max(width, 1),
         "first_k_dense_replace": has_experts.index(True) if any(has_experts) else 0,
@@ -238,18 +266,21 @@ _ATTENTION: Final = {
 """Their names of the parts of attention, by our names."""
 
 _SHARED: Final = "model.layers.{}.mlp.shared_experts"
-_TABLE: Final[Table] = {
+_EXPERTS: Final[Table] = {
     **experts_table("mlp", "gate_proj", "up_proj", "down_proj"),
+    f"{LAYERS}mlp.shared_experts.linear_fc1.weight": Halves(
+        f"{_SHARED}.gate_proj.weight", f"{_SHARED}.up_proj.weight"
+    ),
+    f"{LAYERS}mlp.shared_experts.linear_fc2.weight": Same(f"{_SHARED}.down_proj.weight"),
+}
+_TABLE: Final[Table] = {
+    **_EXPERTS,
     **{
         f"{LAYERS}self_attention.{ours}.weight": Same(
             f"model.layers.{{}}.self_attn.{theirs}.weight"
         )
         for ours, theirs in _ATTENTION.items()
     },
-    f"{LAYERS}mlp.shared_experts.linear_fc1.weight": Halves(
-        f"{_SHARED}.gate_proj.weight", f"{_SHARED}.up_proj.weight"
-    ),
-    f"{LAYERS}mlp.shared_experts.linear_fc2.weight": Same(f"{_SHARED}.down_proj.weight"),
 }
 
 DEEPSEEK_V2: Final = llama_like(
@@ -264,8 +295,8 @@ DEEPSEEK_V2: Final = llama_like(
 _JOINED: Final = ("enorm", "hnorm", "eh_proj")
 """Parts of a depth of multi-token prediction that have the same name in both programs."""
 
-_V3: Final[Table] = {
-    **_TABLE,
+V3_EXPERTS: Final[Table] = {
+    **_EXPERTS,
     f"{LAYERS}mlp.router.expert_bias": Same("model.layers.{}.mlp.gate.e_score_correction_bias"),
     WORD_EMBEDDINGS: SharedByDepths(
         "model.embed_tokens.weight", "model.layers.{}.embed_tokens.weight"
@@ -274,15 +305,19 @@ _V3: Final[Table] = {
     **{f"{DEPTHS}{name}.weight": Same(f"model.layers.{{}}.{name}.weight") for name in _JOINED},
     f"{DEPTHS}final_layernorm.weight": Same("model.layers.{}.shared_head.norm.weight"),
 }
+"""V3's layouts of experts and of multi-token prediction."""
+
 DEEPSEEK_V3: Final = llama_like(
     "deepseek_v3",
     "DeepseekV3",
     NORMS,
     _read_v3,
     _write_v3,
-    more=_V3,
+    more={**_TABLE, **V3_EXPERTS},
     aliases={
         "num_local_experts": "n_routed_experts",
         "num_mtp_layers": "num_nextn_predict_layers",
     },
 )
+KIMI_K2: Final = replace(DEEPSEEK_V3, name="kimi_k2", model_type="kimi_k2")
+"""Kimi K2: a model of DeepSeek-V3's form under a name of its own."""
