@@ -88,6 +88,14 @@ _LONGROPE: Final = {
     "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0],
 }
 
+_V3_EXPERTS: Final[dict[str, Any]] = _SIZES | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.0,
+}
 
 _FALCON: Final[dict[str, Any]] = {
     name: _SIZES[name]
@@ -265,6 +273,16 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "cohere 2": (
         "Cohere2Config",
         _SIZES | {"sliding_window": 7, "sliding_window_pattern": 3, "logit_scale": 0.4},
+    ),
+    "glm 4": ("GlmConfig", _SIZES | {"head_dim": 16, "pad_token_id": None}),
+    "glm 4 0414": (
+        "Glm4Config",
+        _SIZES | {"head_dim": 16, "partial_rotary_factor": 0.75, "pad_token_id": None},
+    ),
+    "glm 4.5": (
+        "Glm4MoeConfig",
+        _V3_EXPERTS
+        | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
     ),
     "granite moe": (
         "GraniteMoeConfig",

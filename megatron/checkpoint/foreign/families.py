@@ -10,6 +10,7 @@ from megatron.checkpoint.foreign.falcon import FALCON
 from megatron.checkpoint.foreign.family import EXPERTS, Family
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.gemma import GEMMA, GEMMA2, GEMMA3
+from megatron.checkpoint.foreign.glm import GLM, GLM4, GLM4_MOE
 from megatron.checkpoint.foreign.gpt2 import GPT2
 from megatron.checkpoint.foreign.gpt_neox import GPT_NEOX
 from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
@@ -31,7 +32,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
         *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, FALCON, STARCODER2, OPT, BLOOM),
-        *(COHERE2, GRANITE_MOE, KIMI_K2),
+        *(COHERE2, GLM4, GLM, GLM4_MOE, GRANITE_MOE, KIMI_K2),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
