@@ -284,6 +284,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _V3_EXPERTS
         | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
     ),
+    "nemotron": ("NemotronConfig", _SIZES | {"head_dim": 16}),
     "granite moe": (
         "GraniteMoeConfig",
         _SIZES

@@ -18,6 +18,7 @@ from megatron.checkpoint.foreign.granite import GRANITE, GRANITE_MOE
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from megatron.checkpoint.foreign.nemotron import NEMOTRON
 from megatron.checkpoint.foreign.olmo import OLMO2, OLMO3
 from megatron.checkpoint.foreign.opt import OPT
 from megatron.checkpoint.foreign.phi3 import PHI3
@@ -32,7 +33,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
         *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, FALCON, STARCODER2, OPT, BLOOM),
-        *(COHERE2, GLM4, GLM, GLM4_MOE, GRANITE_MOE, KIMI_K2),
+        *(COHERE2, GLM4, GLM, GLM4_MOE, NEMOTRON, GRANITE_MOE, KIMI_K2),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
