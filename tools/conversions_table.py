@@ -291,6 +291,7 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7}
         | {"logits_scaling": 3.0, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
+    "ernie 4.5": ("Ernie4_5Config", _SIZES | {"head_dim": 16, "use_bias": True}),
 }
 """The class of the configuration and its fields, by family."""
 
