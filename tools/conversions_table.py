@@ -292,6 +292,11 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"logits_scaling": 3.0, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "ernie 4.5": ("Ernie4_5Config", _SIZES | {"head_dim": 16, "use_bias": True}),
+    "dots.llm1": (
+        "Dots1Config",
+        _V3_EXPERTS
+        | {"norm_topk_prob": True, "sliding_window": 5, "max_window_layers": 2, "n_group": 2},
+    ),
 }
 """The class of the configuration and its fields, by family."""
 

@@ -6,6 +6,7 @@ from typing import Final
 from megatron.checkpoint.foreign.bloom import BLOOM
 from megatron.checkpoint.foreign.cohere import COHERE2
 from megatron.checkpoint.foreign.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
+from megatron.checkpoint.foreign.dots import DOTS1
 from megatron.checkpoint.foreign.ernie import ERNIE4_5
 from megatron.checkpoint.foreign.falcon import FALCON
 from megatron.checkpoint.foreign.family import EXPERTS, Family
@@ -34,7 +35,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3),
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
         *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, FALCON, STARCODER2, OPT, BLOOM),
-        *(COHERE2, GLM4, GLM, GLM4_MOE, NEMOTRON, GRANITE_MOE, ERNIE4_5, KIMI_K2),
+        *(COHERE2, GLM4, GLM, GLM4_MOE, NEMOTRON, GRANITE_MOE, ERNIE4_5, DOTS1, KIMI_K2),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
