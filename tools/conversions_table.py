@@ -297,6 +297,11 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _V3_EXPERTS
         | {"norm_topk_prob": True, "sliding_window": 5, "max_window_layers": 2, "n_group": 2},
     ),
+    "minimax m2": (
+        "MiniMaxM2Config",
+        _SIZES
+        | {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
 }
 """The class of the configuration and its fields, by family."""
 

@@ -19,6 +19,7 @@ from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.granite import GRANITE, GRANITE_MOE
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.checkpoint.foreign.minimax import MINIMAX_M2
 from megatron.checkpoint.foreign.mixtures import MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
 from megatron.checkpoint.foreign.nemotron import NEMOTRON
 from megatron.checkpoint.foreign.olmo import OLMO2, OLMO3
@@ -36,6 +37,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
         *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, FALCON, STARCODER2, OPT, BLOOM),
         *(COHERE2, GLM4, GLM, GLM4_MOE, NEMOTRON, GRANITE_MOE, ERNIE4_5, DOTS1, KIMI_K2),
+        *(MINIMAX_M2,),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""

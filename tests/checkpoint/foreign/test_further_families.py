@@ -1,0 +1,107 @@
+"""Properties of single families that the tests of all families do not show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the reference: pip install transformers")
+
+from checkpoint.foreign.changed_fields import config_of
+from checkpoint.foreign.known_models import weights
+from safetensors.torch import load_file
+
+from megatron.checkpoint.choose import choose, read_model
+from megatron.checkpoint.foreign.families import FAMILIES, family_for, family_of
+from megatron.checkpoint.foreign.fields import Fields
+from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.commands.convert_checkpoint import main
+from tools.conversions_table import random_model, run_logits, some_tokens, their_logits
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+
+def imported(family: str, folder: Path, *words: str) -> Path:
+    """Import a random model; return the folder of the checkpoint."""
+    random_model(family).save_pretrained(folder / "theirs")
+    main(["import", str(folder / "theirs"), str(folder / "ours"), *words])
+    return choose(folder / "ours", None)
+
+
+def test_kimi_k2_is_a_model_of_deepseek_v3(tmp_path: Path) -> None:
+    """Under the name of its ``config.json``, which an export with --like keeps."""
+    theirs = random_model("deepseek v3")
+    theirs.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "kimi_k2"}))
+    main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--seq-length", "20"])
+    where = choose(tmp_path / "ours", None)
+    wanted = their_logits(theirs, some_tokens())
+    assert (run_logits(where, some_tokens()) - wanted).abs().max() < 1e-4
+    words = ("--like", str(tmp_path / "theirs"))
+    main(["export", str(tmp_path / "ours"), str(tmp_path / "again"), *words])
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("kimi_k2", ["DeepseekV3ForCausalLM"])
+    assert family_for(read_model(where)).name == "deepseek_v3", "the name that transformers knows"
+
+
+def test_the_two_first_rows_of_opts_positions_survive(tmp_path: Path) -> None:
+    """No position reads them, and an export writes them where they were."""
+    where = imported("opt", tmp_path)
+    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
+    name = "model.decoder.embed_positions.weight"
+    table = weights(where)["embedding.position_embeddings.weight"]
+    assert torch.equal(table[:64], theirs[name][2:])
+    assert torch.equal(table[64:], theirs[name][:2])
+    main(["export", str(tmp_path / "ours"), str(tmp_path / "again")])
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert torch.equal(again[name], theirs[name])
+
+
+def test_opt_has_no_positions_for_longer_samples(tmp_path: Path) -> None:
+    assert read_model(imported("opt", tmp_path)).seq_length == 64
+    config = Fields(config_of("opt"), "config.json")
+    with pytest.raises(ForeignError, match="max_position_embeddings 64 is less than"):
+        family_of(config).model_of(config, 65)
+    trained = family_of(config).model_of(config, 20).replaced(seq_length=66)
+    with pytest.raises(ForeignError, match="opt has no such model"):
+        FAMILIES["opt"].config_of(trained)
+
+
+def test_longrope_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    imported("phi 4 mini, longrope", tmp_path, "--seq-length", "20")
+    assert "scales RoPE by longrope. Here --seq-length decides" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", [16, 17])
+def test_samples_on_both_sides_of_longropes_length(length: int, tmp_path: Path) -> None:
+    """16 tokens take the divisors of short samples, 17 tokens those of long ones."""
+    where = imported("phi 4 mini, longrope", tmp_path, "--seq-length", str(length))
+    tokens = some_tokens(length)
+    wanted = their_logits(random_model("phi 4 mini, longrope"), tokens)
+    assert (run_logits(where, tokens) - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "words"),
+    [
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false"),
+        ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16, .* hidden_size 32"),
+        ("falcon 7b", {"alibi": True}, "alibi is true"),
+        ("gpt-neox", {"rope_theta": 500.0}, "rope_theta is 500.0"),
+        ("gpt-neox", {"attention_bias": False}, "attention_bias is false"),
+        ("granite", {"mlp_bias": True}, "mlp_bias is true and attention_bias is false"),
+        ("starcoder 2", {"embedding_dropout": 0.5}, "embedding_dropout is 0.5, .*residual_dropout"),
+        ("glm 4.5", {"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ("dots.llm1", {"norm_topk_prob": None}, "norm_topk_prob is null"),
+        ("nemotron", {"partial_rotary_factor": 0.45}, "partial_rotary_factor"),
+        ("bloom", {"model_type": "ernie4_5_moe", "moe_num_experts": 8}, "a mixture of experts"),
+    ],
+)
+def test_refused_by_name(family: str, fields: dict[str, Any], words: str) -> None:
+    values = {name: own for name, own in config_of(family).items() if name != "rope_parameters"}
+    config = Fields(values | fields, "config.json")
+    with pytest.raises(ForeignError, match=words):
+        family_of(config).model_of(config, 20)
