@@ -58,24 +58,25 @@ def read_rotation(c: Fields, base: int = 10000, *, share: float | None = None) -
 
 
 def _check_scaled(c: Fields, rotation: Values) -> None:
-    """Refuse a scaling between pairs of channels where only one pair turns."""
-    share = rotation.get("rotary_percent", 1.0)
-    kind = rotation.get("rope_type")
+    """Refuse a scaling that differs from pair to pair if it does not fit the number of pairs."""
+    kind, share = rotation.get("rope_type"), rotation.get("rotary_percent", 1.0)
+    if kind is None:
+        return
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     width = c.whole("head_dim", max(hidden // heads, 1))
     pairs = int(width * share) // 2
-    for name in ("short", "long") if kind == "longrope" else ():
-        if len(rotation[f"rope_{name}_factors"]) != pairs:
-            raise ForeignError(
-                f"{c.origin}: {name}_factor has {len(rotation[f'rope_{name}_factors'])} numbers, "
-                f"and {pairs} pairs of channels of a head turn (head_dim {width}, {_PARTIAL} "
-                f"{share:g})"
-            )
-    if kind in ("yarn", "dynamic", "longrope") and pairs == 1:
+    turned = (
+        f"{pairs} pairs of channels of a head turn (hidden_size {hidden}, num_attention_heads "
+        f"{heads}, head_dim {width}, {_PARTIAL} {share:g})"
+    )
+    if pairs == 1:
         raise ForeignError(
-            f"{c.origin}: rope_type {kind} scales some pairs of channels and not "
-            f"others, and 2 channels of a head turn (head_dim {width}, {_PARTIAL} {share:g})"
+            f"{c.origin}: rope_type {kind} scales some pairs and not others, and {turned}"
         )
+    for name in ("short", "long") if kind == "longrope" else ():
+        count = len(rotation[f"rope_{name}_factors"])
+        if count != pairs:
+            raise ForeignError(f"{c.origin}: {name}_factor has {count} numbers, and {turned}")
 
 
 def _share_of(c: Fields, scaling: Fields | None, default: float) -> float:
@@ -124,7 +125,8 @@ def read_two_rotations(c: Fields, base: int, local: Callable[[], int]) -> tuple[
     own = dict(whole.all) | ({} if older is None else dict(older.all))
     Fields(own, whole.origin).check("truncate", (True,), True)  # transformers reads past false
     own.setdefault("rope_theta", c.any("rope_theta", base))
-    outer = {name: c.any(name, None) for name in ("max_position_embeddings", _PARTIAL)}
+    names = "max_position_embeddings", "hidden_size", "num_attention_heads", "head_dim", _PARTIAL
+    outer = {name: c.any(name, None) for name in names}
     rotation = read_rotation(Fields({**outer, "rope_parameters": own}, c.origin))
     if near is not None:
         near.check("rope_type", ("default",), near.any("type", "default"))
