@@ -15,6 +15,7 @@ from megatron.checkpoint.foreign.family import (
     windows,
     written_biases,
     written_sizes,
+    written_window,
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.llama import check_head_width
@@ -55,14 +56,14 @@ def _read(c: Fields) -> Values:
 
 
 def _write(model: ModelSettings) -> Values:
-    written, window = written_sizes(model) | write_rotation(model), model.attention.window_size
+    written = written_sizes(model) | write_rotation(model)
     del written["rms_norm_eps"]
     return written | {
         "hidden_act": "silu",
         "layer_norm_eps": model.norm.norm_epsilon,
         "attention_bias": written_biases(model)["attention_bias"],
         "logit_scale": model.vocabulary.logit_multiplier,
-        "sliding_window": _WINDOW if window is None else window + 1,
+        "sliding_window": written_window(model) or _WINDOW,
         "layer_types": layer_types(model),
     }
 

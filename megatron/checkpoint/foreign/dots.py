@@ -17,6 +17,7 @@ from megatron.checkpoint.foreign.family import (
     llama_like,
     windows,
     written_biases,
+    written_window,
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
@@ -40,14 +41,13 @@ def _read(c: Fields) -> Values:
 
 
 def _write(model: ModelSettings) -> Values:
-    window = model.attention.window_size
     return (
         written_fields(model)
         | written_experts(model)
         | {
             "attention_bias": written_biases(model)["attention_bias"],
             "norm_topk_prob": True,
-            "sliding_window": None if window is None else window + 1,
+            "sliding_window": written_window(model),
             "layer_types": layer_types(model),
         }
     )

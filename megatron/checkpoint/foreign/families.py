@@ -47,6 +47,18 @@ _MIXTURES: Final = tuple(
 )
 
 
+_LACKING: Final = {
+    "ernie4_5_moe": "it adds a bias to the softmax by which tokens choose experts, and this "
+    "program adds biases to logits or to sigmoids",
+    "hunyuan_v1_dense": "it normalises queries and keys after their rotation, and this program "
+    "does so before it",
+    "internlm2": "only code in its own folder computes it, and no version of transformers with "
+    "which an import could be compared",
+    "qwen3_next": "most of its layers have linear attention, which this program lacks",
+}
+"""Why no model of a kind can be converted, for kinds that people may try."""
+
+
 def family_of(config: Fields) -> Family:
     """Return the family of a ``config.json``.
 
@@ -54,6 +66,10 @@ def family_of(config: Fields) -> Family:
         ForeignError: the family is unknown, or the weights are quantised.
     """
     kind = config.any("model_type")
+    if isinstance(kind, str) and kind in _LACKING:
+        raise ForeignError(
+            f"{config.origin}: model_type {kind} cannot be converted: {_LACKING[kind]}"
+        )
     found = next((one for one in FAMILIES.values() if one.model_type == kind), None)
     experts = [f"{n} {config.any(n)}" for n in EXPERTS if n in config and config.any(n) != 1]
     if (found is None and "moe" in str(kind)) or (experts and found not in _MIXTURES):

@@ -258,6 +258,15 @@ def windows(c: Fields, size: int | None, local: list[int], base_local: int | Non
     }
 
 
+def written_window(model: ModelSettings) -> int | None:
+    """Return how many positions a query attends to in layers with a window, its own included.
+
+    ``None``: no layer has a window.
+    """
+    size, layers = model.attention.window_size, range(model.num_layers)
+    return size + 1 if size is not None and any(map(model.attention.is_local, layers)) else None
+
+
 def layer_types(model: ModelSettings) -> list[str]:
     """Return for every layer whether it has the window, in Hugging Face's words."""
     kinds = {True: "sliding_attention", False: "full_attention"}

@@ -15,6 +15,7 @@ from megatron.checkpoint.foreign.family import (
     windows,
     written_biases,
     written_sizes,
+    written_window,
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.rotation import (
@@ -71,12 +72,12 @@ def _read_3(c: Fields) -> Values:
 
 
 def _write_3(model: ModelSettings) -> Values:
-    window, local = model.attention.window_size, model.positions.rotary_base_local
+    local = model.positions.rotary_base_local
     older = write_rotation(model)
     far: Values = {"rope_type": "default", **older.pop("rope_scaling", {}), **older}
     near = {"rope_type": "default", "rope_theta": float(local or model.positions.rotary_base)}
     return _written(model) | {
-        "sliding_window": _WINDOW if window is None else window + 1,
+        "sliding_window": written_window(model) or _WINDOW,
         "layer_types": layer_types(model),
         "rope_parameters": {"full_attention": far, "sliding_attention": near},
     }

@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from megatron.checkpoint.foreign.family import Values, llama_like, sizes, windows, written_sizes
+from megatron.checkpoint.foreign.family import (
+    Values,
+    llama_like,
+    sizes,
+    windows,
+    written_sizes,
+    written_window,
+)
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import Heads, InOne, Same, Table
 from megatron.checkpoint.foreign.llama import NORMS
@@ -35,7 +42,7 @@ def _read(c: Fields) -> Values:
 
 
 def _write(model: ModelSettings) -> Values:
-    window, dropout = model.attention.window_size, model.block.hidden_dropout
+    dropout = model.block.hidden_dropout
     written = written_sizes(model) | write_rotation(model)
     scaling = written.get("rope_scaling", {})
     return written | {
@@ -46,7 +53,7 @@ def _write(model: ModelSettings) -> Values:
         ),
         "resid_pdrop": dropout,
         "embd_pdrop": dropout,
-        "sliding_window": None if window is None else window + 1,
+        "sliding_window": written_window(model),
         "pad_token_id": None,  # by default a token that smaller vocabularies lack
     }
 

@@ -9,6 +9,7 @@ from megatron.checkpoint.foreign.family import (
     llama_like,
     windows,
     written_biases,
+    written_window,
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.llama import (
@@ -53,14 +54,14 @@ def _rotating(c: Fields, layers: int) -> list[int]:
 
 
 def _write(model: ModelSettings) -> Values:
-    window = model.attention.window_size
+    window = written_window(model)
     return (
         written_fields(model)
         | written_biases(model)
         | {
             "no_rope_layers": [int(model.positions.rotates(i)) for i in range(model.num_layers)],
             "use_sliding_window": window is not None,
-            "sliding_window": None if window is None else window + 1,
+            "sliding_window": window,
             "layer_types": layer_types(model),
             "pad_token_id": None,  # by default a token that smaller vocabularies lack
         }

@@ -2,7 +2,14 @@
 
 from typing import Final
 
-from megatron.checkpoint.foreign.family import Values, llama_like, sizes, windows, written_sizes
+from megatron.checkpoint.foreign.family import (
+    Values,
+    llama_like,
+    sizes,
+    windows,
+    written_sizes,
+    written_window,
+)
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import Table
 from megatron.checkpoint.foreign.plain_layers import (
@@ -36,13 +43,13 @@ def _read(c: Fields) -> Values:
 
 
 def _write(model: ModelSettings) -> Values:
-    written, window = written_sizes(model) | write_rotation(model), model.attention.window_size
+    written = written_sizes(model) | write_rotation(model)
     del written["rms_norm_eps"]
     return written | {
         "hidden_act": written_function(model),
         "residual_dropout": model.block.hidden_dropout,
         "embedding_dropout": model.block.hidden_dropout,
-        "sliding_window": None if window is None else window + 1,
+        "sliding_window": written_window(model),
         "norm_epsilon": model.norm.norm_epsilon,
         "use_bias": model.block.add_bias_linear,
     }

@@ -97,7 +97,12 @@ def test_samples_on_both_sides_of_longropes_length(length: int, tmp_path: Path) 
         ("glm 4.5", {"norm_topk_prob": False}, "norm_topk_prob is false"),
         ("dots.llm1", {"norm_topk_prob": None}, "norm_topk_prob is null"),
         ("nemotron", {"partial_rotary_factor": 0.45}, "partial_rotary_factor"),
-        ("bloom", {"model_type": "ernie4_5_moe", "moe_num_experts": 8}, "a mixture of experts"),
+        (
+            "bloom",
+            {"model_type": "ernie4_5_moe"},
+            "adds a bias to the softmax by which",
+        ),
+        ("bloom", {"model_type": "hunyuan_v1_dense"}, "normalises queries and keys after"),
     ],
 )
 def test_refused_by_name(family: str, fields: dict[str, Any], words: str) -> None:
