@@ -14,6 +14,7 @@ from megatron.checkpoint.foreign.layouts import (
     Table,
     Transposed,
 )
+from megatron.checkpoint.foreign.plain_layers import read_function, written_function
 from megatron.model.ownership import (
     FINAL_NORM,
     LAYERS,
@@ -58,11 +59,10 @@ def _read(c: Fields) -> dict[str, Any]:
     hidden, heads = c.whole("n_embd"), c.whole("n_head")
     if hidden % heads:
         raise ForeignError(f"{c.origin}: n_head {heads} does not divide n_embd {hidden}")
-    c.check("activation_function", ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_new")
     c.check("scale_attn_weights", (True,), True)
     c.check("scale_attn_by_inverse_layer_idx", (False,), False)
     c.check("add_cross_attention", (False,), False)
-    return {
+    return read_function(c, "activation_function", "gelu_new") | {
         "num_layers": c.whole("n_layer", most=MOST_LAYERS),
         "hidden_size": hidden,
         "ffn_hidden_size": c.whole("n_inner", 4 * hidden),
@@ -80,6 +80,7 @@ def _read(c: Fields) -> dict[str, Any]:
 
 
 def _write(model: ModelSettings) -> dict[str, Any]:
+    function = written_function(model)
     return {
         "n_layer": model.num_layers,
         "n_embd": model.hidden_size,
@@ -87,7 +88,7 @@ def _write(model: ModelSettings) -> dict[str, Any]:
         "n_head": model.attention.num_attention_heads,
         "n_positions": model.positions.max_position_embeddings,
         "vocab_size": model.vocab_size,
-        "activation_function": "gelu_new",
+        "activation_function": "gelu_new" if function == "gelu_pytorch_tanh" else function,
         "layer_norm_epsilon": model.norm.norm_epsilon,
         "attn_pdrop": model.attention.attention_dropout,
         "resid_pdrop": model.block.hidden_dropout,
