@@ -297,6 +297,12 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _V3_EXPERTS
         | {"norm_topk_prob": True, "sliding_window": 5, "max_window_layers": 2, "n_group": 2},
     ),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        _SIZES
+        | {"head_dim": 16, "rope_theta": 10000.0}
+        | {"rope_scaling": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    ),
     "minimax m2": (
         "MiniMaxM2Config",
         _SIZES

@@ -107,11 +107,7 @@ class CachedAttention(nn.Module):
             2, (shape.num_groups, shape.heads_per_group + 2, shape.head_size)
         )
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
-        if own.q_layernorm is not None and own.k_layernorm is not None:
-            q_bsad, k_bsgd = own.q_layernorm(q_bsad), own.k_layernorm(k_bsgd)
-        if rope is not None:
-            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
-        return q_bsad, k_bsgd, v_bsgd
+        return *own.turned(q_bsad, k_bsgd, rope), v_bsgd
 
     def _attend(self, q_bsad: Tensor, k_bgtd: Tensor, v_bgtd: Tensor) -> Tensor:
         """Return every query's mean of the values it sees [b, s, a, d]; scores in fp32 or wider."""

@@ -73,8 +73,8 @@ class SelfAttention(nn.Module):
         hidden_size: h.
         site: device, dtype, ranks and kernels of the layer.
         bias: biases in both projections.
-        norm: builds the norms of queries and keys [b, s, heads, d], which come before the
-            rotation: over d, or over all heads too (``HeadsNorm``).
+        norm: builds the norms of queries and keys [b, s, heads, d], which come before or after
+            the rotation: over d, or over all heads too (``HeadsNorm``).
         scores: how products of queries and keys become scores.
 
     Attributes:
@@ -116,6 +116,7 @@ class SelfAttention(nn.Module):
             bias=bias or settings.add_proj_bias,
             parallel="rows",
         )
+        self._turns_first = settings.qk_layernorm_after_rotation
         self.q_layernorm = _norm_of_heads(settings, norm, shape.num_heads, site)
         self.k_layernorm = _norm_of_heads(settings, norm, shape.num_groups, site)
         self.holdings: Mapping[str, Holding] = {
@@ -201,14 +202,30 @@ class SelfAttention(nn.Module):
         """
         q_bsad, k_bsgd, v_bsgd = split_heads(qkv_bsgcd)
         keeps_view = rope is None
-        if self.q_layernorm is not None and self.k_layernorm is not None:
+        if self.q_layernorm is not None and not (self._turns_first and rope is not None):
             keeps_view = is_view(q_bsad) and not isinstance(self.q_layernorm, HeadsNorm)
             k_bsgd = k_bsgd if keeps_view else alone(k_bsgd)
-            q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
-        if rope is not None:
-            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        q_bsad, k_bsgd = self.turned(q_bsad, k_bsgd, rope)
         copies = not (keeps_view or attends_to_copies)
         return q_bsad, k_bsgd, alone(v_bsgd) if copies else v_bsgd
+
+    def turned(
+        self, q_bsad: Tensor, k_bsgd: Tensor, rope: RotaryEmbedding | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys after their norms and rotation, in the order of the settings.
+
+        Args:
+            q_bsad: queries of this rank's heads.
+            k_bsgd: keys.
+            rope: the rotation, if there is one.
+        """
+        if rope is not None and self._turns_first:
+            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q_bsad, k_bsgd = self.q_layernorm(q_bsad), self.k_layernorm(k_bsgd)
+        if rope is not None and not self._turns_first:
+            q_bsad, k_bsgd = rope(q_bsad), rope(k_bsgd)
+        return q_bsad, k_bsgd
 
     def sinks(self) -> Tensor | None:
         """Return the scores of the key without a value for this rank's heads, [a], if any."""

@@ -122,6 +122,9 @@ class AttentionSettings:
     qk_layernorm_across_heads: bool = flag(False,
         "Normalise queries and keys over the channels of all heads at once, as OLMoE does.",
         needs="--qk-layernorm")
+    qk_layernorm_after_rotation: bool = flag(False,
+        "Normalise queries and keys after RoPE has turned them, as Hunyuan does; otherwise before.",
+        needs="--qk-layernorm", idle_without=_ROPE)
     add_qkv_bias: bool = flag(False,
         "Add biases to queries, keys and values, also with --disable-bias-linear.",
         idle_without="--disable-bias-linear", idle_with=_LATENT)
@@ -170,7 +173,8 @@ class LatentAttentionSettings:
         "--qk-layernorm normalises these vectors.", needs="--position-embedding-type rope",
         lack="rotates a part of queries and keys, so it has no other positions",
         excludes="--group-query-attention or --softmax-type learnable or "
-        "--softmax-type off-by-one or --qk-layernorm-across-heads")
+        "--softmax-type off-by-one or --qk-layernorm-across-heads or "
+        "--qk-layernorm-after-rotation")
     q_lora_rank: int | None = flag(None, "Width of the vector from which queries are formed.",
         WIDTH, unset="queries are formed from the layer's input", idle_without=_LATENT)
     kv_lora_rank: int = flag(32, "Width of the vector from which keys and values are formed.",

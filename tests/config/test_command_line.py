@@ -137,6 +137,14 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
         ),
         ("--qk-layernorm", {"qk_layernorm": True}),
         (
+            "--qk-layernorm --qk-layernorm-after-rotation --position-embedding-type rope",
+            {
+                "qk_layernorm": True,
+                "qk_layernorm_after_rotation": True,
+                "position_embedding_type": "rope",
+            },
+        ),
+        (
             "--attention-dropout 0 --hidden-dropout 0.2",
             {"attention_dropout": 0.0, "hidden_dropout": 0.2},
         ),

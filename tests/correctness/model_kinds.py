@@ -85,6 +85,15 @@ LIKE: Final[dict[str, dict[str, Any]]] = {
         "add_qkv_bias": True,
         "add_proj_bias": True,
     },
+    "hunyuan": {
+        "num_query_groups": 2,
+        "qk_layernorm": True,
+        "qk_layernorm_after_rotation": True,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+    },
     "granite": {
         "num_query_groups": 2,
         "position_embedding_type": "rope",

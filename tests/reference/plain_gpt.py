@@ -108,6 +108,7 @@ class GPTOptions:
         relu: ``max(x, 0)`` instead of GELU.
         qk_layernorm: normalise queries and keys per head, before they are rotated.
         qk_layernorm_across_heads: normalise them over the channels of all heads instead.
+        qk_layernorm_after_rotation: normalise them after they are rotated.
         add_bias_linear: biases in the four linear layers of a block.
         add_qkv_bias: a bias in ``linear_qkv`` in any case.
         add_proj_bias: a bias in ``linear_proj`` in any case.
@@ -203,6 +204,7 @@ class GPTOptions:
     relu: bool = False
     qk_layernorm: bool = False
     qk_layernorm_across_heads: bool = False
+    qk_layernorm_after_rotation: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     add_proj_bias: bool = False
@@ -550,12 +552,18 @@ def _attention(
     windowed = options.window_size is not None and _has(options.window_pattern, index, 1)
     qkv_bsgrd = _linear(parameters, f"{name}.linear_qkv", x_bsh).view(b, s, g, r + 2, d)
     q_bsgrd, k_bsgd, v_bsgd = qkv_bsgrd[:, :, :, :r], qkv_bsgrd[..., r, :], qkv_bsgrd[..., r + 1, :]
+    rotates = options.position_embedding_type == "rope" and not _has(
+        options.no_rope_pattern, index, 0
+    )
+    if rotates and options.qk_layernorm_after_rotation:
+        q_bsgrd = _rotate(q_bsgrd, options, windowed)
+        k_bsgd = _rotate(k_bsgd, options, windowed)
     if options.qk_layernorm:
         across = options.qk_layernorm_across_heads
         q_in, k_in = (q_bsgrd.flatten(2), k_bsgd.flatten(2)) if across else (q_bsgrd, k_bsgd)
         q_bsgrd = _norm(parameters, f"{name}.q_layernorm", q_in, options).view(b, s, g, r, d)
         k_bsgd = _norm(parameters, f"{name}.k_layernorm", k_in, options).view(b, s, g, d)
-    if options.position_embedding_type == "rope" and not _has(options.no_rope_pattern, index, 0):
+    if rotates and not options.qk_layernorm_after_rotation:
         q_bsgrd = _rotate(q_bsgrd, options, windowed)
         k_bsgd = _rotate(k_bsgd, options, windowed)
     scale = options.softmax_scale or 1 / math.sqrt(d)

@@ -17,6 +17,7 @@ from megatron.checkpoint.foreign.gpt2 import GPT2
 from megatron.checkpoint.foreign.gpt_neox import GPT_NEOX
 from megatron.checkpoint.foreign.gpt_oss import GPT_OSS
 from megatron.checkpoint.foreign.granite import GRANITE, GRANITE_MOE
+from megatron.checkpoint.foreign.hunyuan import HUNYUAN
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.checkpoint.foreign.minimax import MINIMAX_M2
@@ -37,7 +38,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS),
         *(OLMO2, OLMO3, PHI3, GPT_NEOX, GRANITE, SMOLLM3, FALCON, STARCODER2, OPT, BLOOM),
         *(COHERE2, GLM4, GLM, GLM4_MOE, NEMOTRON, GRANITE_MOE, ERNIE4_5, DOTS1, KIMI_K2),
-        *(MINIMAX_M2,),
+        *(MINIMAX_M2, HUNYUAN),
     )
 }
 """Families by name; a model that fits several families is written as the first of them."""
@@ -50,8 +51,6 @@ _MIXTURES: Final = tuple(
 _LACKING: Final = {
     "ernie4_5_moe": "it adds a bias to the softmax by which tokens choose experts, and this "
     "program adds biases to logits or to sigmoids",
-    "hunyuan_v1_dense": "it normalises queries and keys after their rotation, and this program "
-    "does so before it",
     "internlm2": "only code in its own folder computes it, and no version of transformers with "
     "which an import could be compared",
     "qwen3_next": "most of its layers have linear attention, which this program lacks",

@@ -102,7 +102,6 @@ def test_samples_on_both_sides_of_longropes_length(length: int, tmp_path: Path) 
             {"model_type": "ernie4_5_moe"},
             "adds a bias to the softmax by which",
         ),
-        ("bloom", {"model_type": "hunyuan_v1_dense"}, "normalises queries and keys after"),
     ],
 )
 def test_refused_by_name(family: str, fields: dict[str, Any], words: str) -> None:
