@@ -3,19 +3,20 @@
 To add a dimension, declare it in the file of its topic, and list it in ``DIMENSIONS``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Final, NamedTuple
 
-from megatron.config.dimension import Choice
+from megatron.config.edit import Choice
 from megatron.config.offload import HOST
+from megatron.config.parallelism import EXCHANGE
 from megatron.config.recompute import RECOMPUTATION
 from megatron.config.schedule import VOCABULARY, PipelineFlags, given_flags
 from megatron.config.slices import SLICES
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
 
-DIMENSIONS: Final = (VOCABULARY, RECOMPUTATION, HOST, SLICES)
+DIMENSIONS: Final = (VOCABULARY, RECOMPUTATION, HOST, SLICES, EXCHANGE)
 """All dimensions. Where time is short, a run is first compared with changes in the earlier ones."""
 
 
@@ -23,13 +24,13 @@ class Way(NamedTuple):
     """One choice in every dimension that flags leave open.
 
     Attributes:
-        flags: the flags with these choices, none of which is ``auto``.
+        edits: the edits that ask for these choices.
         words: the words of these choices, in the order of ``DIMENSIONS``.
         changes: number of dimensions that FLOPs alone cannot compare, and in which this is not the
             first choice.
     """
 
-    flags: Flags
+    edits: Choice
     words: tuple[str, ...]
     changes: int
 
@@ -40,28 +41,23 @@ def ways(flags: Flags) -> list[Way]:
     Among combinations with equally many changes, the combinations that change earlier dimensions
     come first. A change is combined with every choice in the dimensions that FLOPs compare, and
     only then the next change follows. So if time is short, all treatments of the vocabulary are
-    looked at about equally often.
+    looked at about equally often. Rules may refuse some combinations.
 
-    If no dimension is open, the result is the flags alone.
+    If no dimension is open, there is none.
     """
     opened = [own for own in DIMENSIONS if own.is_open(flags)]
     found = list[tuple[tuple[int, ...], Way]]()
-    for combined in product(*(_numbered(own.choices(flags)) for own in opened)):
-        chosen = [choice for _, choice in combined]
+    for combined in product(*(enumerate(own.choices(flags)) for own in opened)):
         judged = list(zip(combined, opened, strict=True))
         changed = [number for (number, _), own in judged if not own.by_flops]
         compared = [number for (number, _), own in judged if own.by_flops]
         way = Way(
-            flags.replaced(*(choice.group for choice in chosen)),
-            tuple(choice.words for choice in chosen),
+            tuple(edit for _, choice in combined for edit in choice.edits),
+            tuple(choice.words for _, choice in combined),
             sum(number > 0 for number in changed),
         )
         found.append(((way.changes, *reversed(changed), *compared), way))
-    return [way for _, way in sorted(found, key=lambda ranked: ranked[0])]
-
-
-def _numbered(choices: Sequence[Choice]) -> list[tuple[int, Choice]]:
-    return list(enumerate(choices))
+    return [way for _, way in sorted(found, key=lambda ranked: ranked[0]) if opened]
 
 
 def closed_notes(flags: Flags) -> Iterator[str]:

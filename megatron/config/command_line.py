@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from megatron import config
+from megatron.config.choices import closed_notes, ways
+from megatron.config.edit import edited
 from megatron.config.log import LogFlags
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import number_of_replicas
@@ -41,7 +43,32 @@ def parse(argv: Sequence[str], world_size: int, speak: bool = True) -> RunConfig
     found = read(argv, world_size, speak)
     if found.mistakes:
         raise ValueError("\n".join(found.mistakes))
-    return resolve(found.flags, found.notes)
+    return run_of(found)
+
+
+def run_of(found: Reading) -> RunConfig:
+    """Return the run of flags without a mistake, with all ways that it leaves to its plan.
+
+    Raises:
+        ValueError: rules refuse all of these ways.
+    """
+    opened, flags = ways(found.flags), found.flags
+    if not opened:
+        return resolve(flags, found.notes)
+    notes = (*found.notes, *closed_notes(flags))
+    judgements = [(way, judged(edited(flags.given, way.edits), flags.world_size)) for way in opened]
+    alternatives = [
+        replace(resolve(own.flags, own.notes), taken=way.words, changes=way.changes)
+        for way, own in judgements
+        if not own.mistakes
+    ]
+    if not alternatives:
+        raise ValueError("\n".join(judgements[0][1].mistakes))
+    if len(alternatives) == 1:
+        [only] = alternatives
+        more = (note for note in only.notes if note not in notes)
+        return replace(only, taken=(), changes=0, notes=(*notes, *more))
+    return replace(alternatives[0], taken=(), alternatives=tuple(alternatives), notes=notes)
 
 
 def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:

@@ -4,8 +4,9 @@ Every topic declares its own dimensions; ``choices`` lists them all.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from megatron.config.edit import Choice, in_words
 from megatron.flags.groups import Flags
 
 
@@ -36,16 +37,21 @@ def number_or_auto(word: str) -> int:
     return int(word)
 
 
-class Choice(NamedTuple):
+class NamedChoice(NamedTuple):
     """One of the ways that a run could go in a dimension.
 
     Attributes:
-        words: the flags that ask for it by name, or words that say that nothing is asked for.
-        group: the group of flags that asks for it, to replace the group of the command line.
+        edits: the edits that ask for it on a command line.
+        nothing: words that say that nothing is asked for; empty: the edits say it.
     """
 
-    words: str
-    group: Any
+    edits: Choice
+    nothing: str = ""
+
+    @property
+    def words(self) -> str:
+        """The flags that ask for it by name, or words that say that nothing is asked for."""
+        return self.nothing or in_words(self.edits)
 
 
 class Dimension(NamedTuple):
@@ -63,6 +69,6 @@ class Dimension(NamedTuple):
 
     flag: str
     is_open: Callable[[Flags], bool]
-    choices: Callable[[Flags], Sequence[Choice]]
+    choices: Callable[[Flags], Sequence[NamedChoice]]
     closed: Callable[[Flags], str] = lambda flags: "nothing else goes with the other flags"
     by_flops: bool = False

@@ -4,10 +4,11 @@ The names are those of the zero-bubble fork (PipeOffload, arXiv 2503.01328).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
+from megatron.config.dimension import AUTO, Dimension, NamedChoice, number_or_auto
+from megatron.config.edit import Edit, left_out, set_to
 from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import on_cuda
 from megatron.config.schedule import PipelineFlags, chunks_of, schedule_of
@@ -20,6 +21,7 @@ from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import GIB
 
 OFFLOAD: Final = "--cpu-offload"
+_CHUNKS: Final = "--offload-chunk-num"
 ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
 _MEMORY: Final = Range(1e-3, 1e6)
@@ -56,12 +58,6 @@ def offloaded_chunks(flags: Flags) -> int | None:
     """
     own = flags[OffloadFlags]
     return (own.offload_chunk_num or ALL_CHUNKS) if own.cpu_offload else None
-
-
-def could_offload(flags: Flags) -> bool:
-    """Return whether activations could wait on the host beside the other flags, for advice."""
-    asking = flags.replaced(replace(flags[OffloadFlags], cpu_offload=True))
-    return not any(mistake for rule in OFFLOAD_RULES for mistake in rule(asking))
 
 
 def host_bandwidth(flags: Flags) -> float | None:
@@ -112,25 +108,21 @@ def _about_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-OFFLOAD_RULES: Final = (_engine, _too_many_chunks)
-
-
-def _choices(flags: Flags) -> list[Choice]:
+def _choices(flags: Flags) -> list[NamedChoice]:
     """Return no chunks, half of the chunks of a rank, and all of them.
 
     Where ``auto`` compares schedules, their chunks differ: then one chunk stands for half of them.
     """
-    own, schedule = flags[OffloadFlags], TRAITS[schedule_of(flags)]
+    schedule = TRAITS[schedule_of(flags)]
     chunks = chunks_of(flags) or schedule.chunks
     half = 1 if schedule.compares else chunks // 2
-    none = replace(own, cpu_offload=False, offload_chunk_num=None)
-    some = [Choice(f"{OFFLOAD} --offload-chunk-num {half}", replace(own, offload_chunk_num=half))]
-    every = replace(own, offload_chunk_num=None)
-    return [Choice("nothing on the host", none), *(some if half else []), Choice(OFFLOAD, every)]
+    none = NamedChoice((left_out(OFFLOAD), left_out(_CHUNKS)), "nothing on the host")
+    some = [NamedChoice((Edit(OFFLOAD), set_to(_CHUNKS, half)))]
+    return [none, *(some if half else []), NamedChoice((Edit(OFFLOAD), left_out(_CHUNKS)))]
 
 
 HOST: Final = Dimension(
-    f"{OFFLOAD} --offload-chunk-num auto",
+    f"{OFFLOAD} {_CHUNKS} auto",
     lambda flags: flags[OffloadFlags].cpu_offload and flags[OffloadFlags].offload_chunk_num == AUTO,
     _choices,
 )

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 
+from megatron.config.dimension import Dimension, NamedChoice
+from megatron.config.edit import set_to
 from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
 from megatron.config.model import sound_model
@@ -179,31 +181,8 @@ def exchange_facts(flags: ParallelFlags) -> ExchangeFacts:
     )
 
 
-class ContextChoice(NamedTuple):
-    """An exchange of context-parallel ranks; in two levels, with the ranks that exchange heads."""
-
-    exchange: ContextExchange
-    heads_size: int = 1
-
-
-def context_choices(flags: Flags, further: tuple[Rule, ...]) -> tuple[ContextChoice, ...]:
-    """Return the exchanges that --cp-comm-type auto compares; empty without auto.
-
-    ``further`` are rules of other topics that refuse some exchanges.
-    """
-    parallel, found = flags[ParallelFlags], list[ContextChoice]()
-    if parallel.cp_comm_type != "auto" or parallel.context_parallel_size == 1:
-        return ()
-    for exchange in CONTEXT_EXCHANGES:
-        own = replace(parallel, cp_comm_type=exchange)
-        asking = flags.replaced(own)
-        if not any(mistake for rule in (*CONTEXT_RULES, *further) for mistake in rule(asking)):
-            found.append(ContextChoice(exchange, adjacent_heads(own)))
-    return tuple(found)
-
-
 def first_exchange(flags: Flags) -> ContextExchange:
-    """Return the exchange that flags name; for auto, the first exchange that it compares."""
+    """Return the exchange that flags name; auto remains where no ranks share a sequence."""
     named = flags[ParallelFlags].cp_comm_type
     return "all_gather" if named == "auto" else named
 
@@ -260,3 +239,26 @@ def _passed_on(flags: Flags) -> Iterator[str]:
 
 
 CONTEXT_RULES: Final[tuple[Rule, ...]] = (_sequence, _levels, _exchanged_heads, _passed_on)
+
+
+def _exchanges(flags: Flags) -> list[NamedChoice]:
+    """Return the exchanges that no rule about context-parallel ranks refuses."""
+    own = flags[ParallelFlags]
+    asked = (replace(own, cp_comm_type=name) for name in CONTEXT_EXCHANGES)
+    able = (one for one in asked if not any(_mistakes(flags.replaced(one))))
+    return [NamedChoice((set_to("--cp-comm-type", one.cp_comm_type),)) for one in able]
+
+
+def _mistakes(flags: Flags) -> Iterator[str]:
+    return (mistake for rule in CONTEXT_RULES for mistake in rule(flags))
+
+
+EXCHANGE: Final = Dimension(
+    "--cp-comm-type auto",
+    lambda flags: (
+        flags[ParallelFlags].cp_comm_type == "auto"
+        and flags[ParallelFlags].context_parallel_size > 1
+    ),
+    _exchanges,
+)
+"""The exchange of context-parallel ranks as a dimension that the plan chooses in."""

@@ -1,10 +1,11 @@
 """Recomputation: its flags and rules, and the ``Recomputation`` that they make."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.config.dimension import Choice, Dimension
+from megatron.config.dimension import Dimension, NamedChoice
+from megatron.config.edit import left_out, set_to
 from megatron.config.experts import is_mixture
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
@@ -14,6 +15,11 @@ from megatron.flags.rules import notes, refuses
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.layers.settings import LatentAttentionSettings, MLPSettings
 
+_GRANULARITY: Final = "--recompute-granularity"
+_MODULES: Final = "--recompute-modules"
+_METHOD: Final = "--recompute-method"
+_LAYERS: Final = "--recompute-num-layers"
+_FLAGS: Final = (_GRANULARITY, _MODULES, _METHOD, _LAYERS)
 _FULL: Final = "--recompute-granularity full"
 _SELECTIVE: Final = "--recompute-granularity selective or --recompute-activations"
 _AUTO: Final = "--recompute-granularity auto"
@@ -139,41 +145,37 @@ def _no_experts(flags: Flags) -> Iterator[str]:
             yield f"--recompute-modules {name} changes nothing without --num-experts"
 
 
-def _choices(flags: Flags) -> list[Choice]:
+def _choices(flags: Flags) -> list[NamedChoice]:
     """Return no recomputation, that of parts of layers, and that of whole layers.
 
     Parts are those that the flags name. Else they are the norms and activation functions, which
     take almost no time, or MLPs: they keep the most, and attention takes most of the time of long
     sequences.
     """
-    own = replace(flags[RecomputeFlags], recompute_granularity=None, recompute_modules=())
-    named = flags[RecomputeFlags].recompute_modules
+    own = flags[RecomputeFlags]
+    named = own.recompute_modules
     mixtures = is_mixture(flags)
     active = ["mlp_act"] * (flags[MLPSettings].activation != "squared_relu") + [
         "moe_act"
     ] * mixtures
     quick, whole = ("layernorm", *active), ("mlp", *["moe"] * mixtures)
-    method = own.recompute_method or "uniform"
-    full = replace(own, recompute_granularity="full", recompute_method=method)
     layers = own.recompute_num_layers
-    number = "" if layers is None else f" --recompute-num-layers {layers}"
+    full = (
+        set_to(_GRANULARITY, "full"),
+        set_to(_METHOD, own.recompute_method or "uniform"),
+        *(() if layers is None else (set_to(_LAYERS, layers),)),
+        left_out(_MODULES),
+    )
     return [
-        Choice("no recomputation", own),
-        *(_of_parts(own, parts) for parts in ([named] if named else [quick, whole])),
-        Choice(f"{_FULL} --recompute-method {method}{number}", full),
+        NamedChoice(tuple(map(left_out, _FLAGS)), "no recomputation"),
+        *(_of_parts(parts) for parts in ([named] if named else [quick, whole])),
+        NamedChoice(full),
     ]
 
 
-def _of_parts(own: RecomputeFlags, parts: tuple[str, ...]) -> Choice:
-    words = f"--recompute-granularity selective --recompute-modules {' '.join(parts)}"
-    selective = replace(
-        own,
-        recompute_granularity="selective",
-        recompute_modules=parts,
-        recompute_method=None,
-        recompute_num_layers=None,
-    )
-    return Choice(words, selective)
+def _of_parts(parts: tuple[str, ...]) -> NamedChoice:
+    selective = set_to(_GRANULARITY, "selective"), set_to(_MODULES, *parts)
+    return NamedChoice((*selective, left_out(_METHOD), left_out(_LAYERS)))
 
 
 RECOMPUTATION: Final = Dimension(

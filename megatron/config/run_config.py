@@ -4,14 +4,13 @@ All defaults are resolved except the peak speed of the device, which is measured
 the entrypoint sees no flags. The configurations here join several topics.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.checkpoint import checkpoints_of
-from megatron.config.choices import closed_notes, ways
 from megatron.config.corpora import (
     flags_of_corpora,
     gives_splits,
@@ -23,29 +22,21 @@ from megatron.config.corpora import (
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.experts import upcycling_of
-from megatron.config.graphs import GRAPH_NOTES, captures_passes, could_capture
+from megatron.config.graphs import captures_passes, could_capture
 from megatron.config.grouped_products import grouped_package
 from megatron.config.guard import GuardConfig, GuardFlags, guard_config
 from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
 from megatron.config.model import model_of
-from megatron.config.offload import could_offload
 from megatron.config.offload_states import host_states
 from megatron.config.optimizer_kind import optimizer_config
 from megatron.config.parallel_config import ParallelConfig, parallel_config
 from megatron.config.parallelism import (
-    ContextChoice,
     ParallelFlags,
-    context_choices,
     number_of_replicas,
 )
 from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
 from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordFlags, record_config
-from megatron.config.slices import (
-    SLICE_RULES,
-    SlicesChoice,
-    possible_slices,
-)
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import (
     EVALUATION,
@@ -60,25 +51,7 @@ from megatron.data.config import DataConfig
 from megatron.flags.groups import Flags, copied
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.optimizer.settings import OptimizerSettings
-
-
-class Alternative(NamedTuple):
-    """One of the ways that a run could go if ``auto`` leaves something to its plan.
-
-    Attributes:
-        words: the flags that name what is chosen, one for each dimension.
-        changes: the dimensions with another choice than the first, of those that FLOPs alone
-            cannot compare.
-        parallel: its layout.
-        train: its training.
-        notes: sentences for the log, about flags that change nothing in it.
-    """
-
-    words: tuple[str, ...]
-    changes: int
-    parallel: ParallelConfig
-    train: TrainConfig
-    notes: tuple[str, ...] = ()
+from megatron.simulator.costs.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -88,13 +61,15 @@ class RunConfig:
     Attributes:
         notes: sentences for the log, about accepted flags that change nothing here.
         dry_run: the prediction to make instead of training; ``None``: train.
-        alternatives: all ways that the run could go, of which the plan takes the best. ``parallel``
-            and ``train`` are those of the first. Empty: everything is decided.
-        taken: the words of the alternative that the plan has taken.
-        could_slice: ways of cutting microbatches that go with the run, for advice.
-        could_offload: whether activations could wait on the host, for advice.
-        context_choices: exchanges of context-parallel ranks; the one with the fastest passes is
-            taken. Empty: the exchange is decided.
+        given: the words behind each flag of the run's command line, without the word ``auto`` of
+            dimensions that are decided. Empty: the run has no command line.
+        world_size: ranks of the job.
+        alternatives: all ways that the run could go, each decided, of which the plan takes the
+            best. The rest of the run is that of the first. Empty: everything is decided.
+        taken: the words of the alternative that this run is, one for each dimension that the
+            command line has left open.
+        changes: number of dimensions that FLOPs alone cannot compare, and in which an alternative
+            is not the first choice.
     """
 
     model: ModelSettings
@@ -107,45 +82,37 @@ class RunConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     notes: tuple[str, ...] = ()
     dry_run: DryRun | None = None
-    alternatives: tuple[Alternative, ...] = ()
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
+    world_size: int = field(default=1, repr=False, compare=False)
+    alternatives: tuple["RunConfig", ...] = ()
     taken: tuple[str, ...] = ()
-    could_slice: tuple[SlicesChoice, ...] = ()
-    could_offload: bool = False
-    context_choices: tuple[ContextChoice, ...] = ()
+    changes: int = 0
 
-    def taking(self, own: Alternative) -> "RunConfig":
-        """Return the run with one of its alternatives."""
+    def on(self, gpu: Gpu | None) -> "RunConfig":
+        """Return the run, with all its alternatives, on a GPU by whose seconds plans compare."""
         return replace(
             self,
-            parallel=own.parallel,
-            train=own.train,
-            taken=own.words,
-            alternatives=(),
-            notes=(*self.notes, *(note for note in own.notes if note not in self.notes)),
+            parallel=replace(self.parallel, gpu=gpu),
+            alternatives=tuple(own.on(gpu) for own in self.alternatives),
         )
+
+    def taking(self, own: "RunConfig") -> "RunConfig":
+        """Return one of the run's alternatives, with the notes on both."""
+        more = (note for note in own.notes if note not in self.notes)
+        return replace(own, notes=(*self.notes, *more))
 
 
 def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
-    """Turn flags without a mistake into the configuration of a run, with all values derived."""
+    """Turn flags without a mistake into the configuration of a run, with all values derived.
+
+    No flag leaves anything to the run's plan but its schedule (``command_line.run_of``).
+    """
     vocab_size, eod_token = vocabulary(flags)
-    replicas, several = number_of_replicas(flags), ways(flags)
-    alternatives = tuple(
-        Alternative(
-            way.words,
-            way.changes,
-            parallel_config(way.flags, vocab_size, replicas),
-            train_config(way.flags, replicas),
-            tuple(note for rule in GRAPH_NOTES for note in rule(way.flags)),
-        )
-        for way in several
-    )
-    notes, flags = (*notes, *closed_notes(flags)), several[0].flags
-    train = flags[TrainFlags]
+    replicas, train = number_of_replicas(flags), flags[TrainFlags]
     return RunConfig(
         model=model_of(flags, vocab_size),
-        parallel=alternatives[0].parallel,
-        train=alternatives[0].train,
-        alternatives=alternatives if len(alternatives) > 1 else (),
+        parallel=parallel_config(flags, vocab_size, replicas),
+        train=train_config(flags, replicas),
         checkpoint=checkpoints_of(flags, upcycling_of(flags)),
         guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
         optimizer=optimizer_config(flags),
@@ -173,9 +140,8 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         ),
         notes=notes,
         dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
-        could_slice=possible_slices(flags),
-        could_offload=could_offload(flags),
-        context_choices=context_choices(flags, SLICE_RULES),
+        given={option: tuple(words) for option, words in flags.given.items()},
+        world_size=flags.world_size,
     )
 
 

@@ -5,11 +5,12 @@ Lab's version of Megatron) or of this project.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.dimension import Choice, Dimension
+from megatron.config.dimension import Dimension, NamedChoice
+from megatron.config.edit import set_to
 from megatron.config.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.pipeline_layout import readable_layout
 from megatron.flags.declare import flag, option_of
@@ -180,12 +181,8 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
     )
 
 
-def _choices(flags: Flags) -> list[Choice]:
-    own = flags[ParallelFlags]
-    return [
-        Choice(f"--vocab-parallel {name}", replace(own, vocab_parallel=name))
-        for name in treatments_of(flags)
-    ]
+def _choices(flags: Flags) -> list[NamedChoice]:
+    return [NamedChoice((set_to("--vocab-parallel", name),)) for name in treatments_of(flags)]
 
 
 VOCABULARY: Final = Dimension(AUTO_FLAG, compares_treatments, _choices, by_flops=True)

@@ -2,44 +2,25 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final
 
-from megatron.config.dimension import AUTO, Choice, Dimension, number_or_auto
+from megatron.config.dimension import AUTO, Dimension, NamedChoice, number_or_auto
+from megatron.config.edit import left_out, set_to
 from megatron.config.eight_bit_sizes import fault_of_tokens
 from megatron.config.experts import is_mixture
 from megatron.config.model import sound_model
-from megatron.config.parallelism import CONTEXT_RULES, ParallelFlags, exchange_facts
+from megatron.config.parallelism import ParallelFlags, exchange_facts
 from megatron.config.slice_lengths import lengths_of_slices
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
 from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
-from megatron.parallel.context import CONTEXT_EXCHANGES, ContextExchange
 from megatron.schedules.settings import PairSettings
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
-
-
-class SlicesChoice(NamedTuple):
-    """Slices of a microbatch.
-
-    Attributes:
-        slices: their number.
-        strategy: which tokens each has.
-        exchanges: the exchanges of context-parallel ranks that work with these slices.
-    """
-
-    slices: int
-    strategy: SliceStrategy
-    exchanges: tuple[ContextExchange, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The flags that ask for these slices."""
-        balanced = f" {_STRATEGY} {self.strategy}" if self.strategy != "uniform" else ""
-        return f"{_SPLITS} {self.slices}{balanced}"
 
 
 # The formatter is off so that the flags read as a table.
@@ -151,63 +132,41 @@ def _eight_bits(flags: Flags) -> Iterator[str]:
         yield from fault_of_tokens(flags, length, f"{length} tokens of {_SPLITS} {slices}")
 
 
-def possible_slices(flags: Flags) -> tuple[SlicesChoice, ...]:
-    """Return the ways of cutting microbatches that work with the other flags.
+def _cut(flags: Flags, slices: int, strategy: SliceStrategy) -> Flags:
+    own = flags[SliceFlags]
+    return flags.replaced(replace(own, num_seq_splits=slices, seq_split_strategy=strategy))
 
-    Slices do not work with a ring of context-parallel ranks. So each choice also names the
-    exchanges that work with its slices, which may differ from the run's own exchange.
+
+def _mistakes(flags: Flags, slices: int, strategy: SliceStrategy) -> Iterator[str]:
+    """Yield the reasons why some slices do not go with the other flags."""
+    asking = _cut(flags, slices, strategy)
+    return (mistake for rule in SLICE_RULES for mistake in rule(asking))
+
+
+def _choices(flags: Flags) -> list[NamedChoice]:
+    """Return whole microbatches, and the slices that go with the other flags.
 
     Slices of equally many FLOPs come first, if the model has them: with slices of equally many
     tokens, ranks wait for the rank that has the last slice. If the flags name a strategy, no other
     strategy is returned.
     """
-    own, found = flags[SliceFlags], list[SlicesChoice]()
-    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform")
-    if own.seq_split_strategy is not None:
-        strategies = (own.seq_split_strategy,)
+    named, found = flags[SliceFlags].seq_split_strategy, [_choice(1, "uniform")]
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform") if named is None else (named,)
     for slices in (2, 4, 8):
-        for strategy in strategies:
-            with_them = replace(own, num_seq_splits=slices, seq_split_strategy=strategy)
-            if exchanges := tuple(_exchanges(flags.replaced(with_them))):
-                found.append(SlicesChoice(slices, strategy, exchanges))
-                break
-    return tuple(found)
+        able = (one for one in strategies if not any(_mistakes(flags, slices, one)))
+        found += [_choice(slices, one) for one in islice(able, 1)]
+    return found
 
 
-def _exchanges(cut: Flags) -> Iterator[ContextExchange]:
-    """Yield the exchanges of context-parallel ranks that go with flags that name slices."""
-    parallel = cut[ParallelFlags]
-    ways = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.has_ring]
-    for exchange in ways if parallel.context_parallel_size > 1 else ways[:1]:
-        asking = cut.replaced(replace(parallel, cp_comm_type=exchange))
-        if not any(mistake for rule in (*CONTEXT_RULES, *SLICE_RULES) for mistake in rule(asking)):
-            yield exchange
-
-
-def _asked(flags: Flags, choice: SlicesChoice) -> Flags:
-    slices, strategy, _ = choice
-    own = flags[SliceFlags]
-    return flags.replaced(replace(own, num_seq_splits=slices, seq_split_strategy=strategy))
-
-
-def _mistake(flags: Flags, choice: SlicesChoice) -> str:
-    """Return the first reason why a way of cutting microbatches does not go with the flags."""
-    asking = _asked(flags, choice)
-    return next((mistake for rule in SLICE_RULES for mistake in rule(asking)), "")
-
-
-def _choices(flags: Flags) -> list[Choice]:
-    """Return the numbers of slices that go with the run's own exchange of context-parallel ranks.
-
-    With ``--cp-comm-type auto`` the exchange is chosen after them, so each may have its own.
-    """
-    ways = [own for own in possible_slices(flags) if not _mistake(flags, own)]
-    whole = Choice(f"{_SPLITS} 1", replace(flags[SliceFlags], num_seq_splits=1))
-    return [whole, *(Choice(own.words, _asked(flags, own)[SliceFlags]) for own in ways)]
+def _choice(slices: int, strategy: SliceStrategy) -> NamedChoice:
+    equal = left_out(_STRATEGY)  # slices of equally many tokens are the usual ones
+    return NamedChoice(
+        (set_to(_SPLITS, slices), equal if strategy == "uniform" else set_to(_STRATEGY, strategy))
+    )
 
 
 def _closed(flags: Flags) -> str:
-    return _mistake(flags, SlicesChoice(2, strategy_of(flags)))
+    return next(_mistakes(flags, 2, strategy_of(flags)), "")
 
 
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)

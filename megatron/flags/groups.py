@@ -23,10 +23,12 @@ class Flags:
     Attributes:
         groups: an instance of every group, by its class.
         world_size: ranks of the job.
+        given: the words behind each flag of the command line.
     """
 
     groups: Mapping[type, Any]
     world_size: int = 1
+    given: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, group: type[Group]) -> Group:
         """Return the flags of a group."""
@@ -126,7 +128,7 @@ def filled(
                 values[own.name] = None
         return group(**values)
 
-    return Flags({group: made(group) for group in groups}, world_size)
+    return Flags({group: made(group) for group in groups}, world_size, given)
 
 
 def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":

@@ -5,7 +5,6 @@ the report come from the cost model of ``megatron/simulator/costs`` with the GPU
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import torch
@@ -14,7 +13,6 @@ from megatron.config.precision import NARROW_SUMS, NEEDS_16_BITS
 from megatron.config.run_config import RunConfig
 from megatron.planning.checked_runs import checked
 from megatron.planning.compared import compared_lines, completed, not_looked_at
-from megatron.planning.context_choice import with_context_exchange
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.job_in_words import head, job
 from megatron.planning.launch_pace import launch_pace
@@ -52,10 +50,7 @@ def dry_run(
     if config.train.dtype == torch.float32:
         raise ValueError(NEEDS_16_BITS)
     watch = Watch() if watch is None else watch
-    given = _on(config, gpu)
-    config = with_context_exchange(given)
-    if given.context_choices:
-        yield config.notes[-1]
+    config = config.on(gpu)
     compared = all_compared(config, watch=watch, seconds=seconds)
     if "file" not in TRAITS[config.parallel.pipeline_schedule].options:
         held = [(each.least_memory, each.config) for each in compared.candidates]
@@ -87,12 +82,6 @@ def dry_run(
         yield compared_lines(table, gpu, limit, compared.untried, compared.left_out)
     if not found.fullest.fits(gpu):
         yield what_would_fit(first.config, gpu, found.fullest, _for_advice(config, watch))
-
-
-def _on(config: RunConfig, gpu: Gpu) -> RunConfig:
-    """Return the run on ``gpu``, so that plans are compared by their seconds on this GPU."""
-    known = (own._replace(parallel=replace(own.parallel, gpu=gpu)) for own in config.alternatives)
-    return replace(config, parallel=replace(config.parallel, gpu=gpu), alternatives=tuple(known))
 
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:

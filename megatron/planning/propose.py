@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
+from megatron.config.edit import Edit, left_out
+from megatron.config.line import Key, Line
 from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.race import NEAR
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
-from megatron.planning.search.line import Edit, Key, Line, left_out
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Found, Search, Way, best_of, by_seconds
 from megatron.schedules.counted import counted

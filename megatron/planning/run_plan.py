@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import Alternative, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.planning.alternatives import Compared
 from megatron.planning.candidate import Candidate
 from megatron.planning.planned_run import RunPlan
@@ -111,7 +111,7 @@ def all_compared(
     return found
 
 
-def _comparable(config: RunConfig, costs: Costs | None) -> list[Alternative]:
+def _comparable(config: RunConfig, costs: Costs | None) -> list[RunConfig]:
     """Return the alternatives that can be compared: by FLOPs, only those without changes."""
     known = _gpu(config, costs) is not None
     return [own for own in config.alternatives if known or not own.changes]

@@ -14,7 +14,7 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
     If the run has no such alternative, its ranks have different command lines. Then the run stays
     as it is, and differs from that of other ranks when digests are compared.
     """
-    taken = next((own for own in config.alternatives if own.words == run_plan.taken), None)
+    taken = next((own for own in config.alternatives if own.taken == run_plan.taken), None)
     run = config if taken is None else config.taking(taken)
     return replace(run, notes=(*run.notes, *_notes(config, run, run_plan)))
 
@@ -32,9 +32,6 @@ def _notes(config: RunConfig, run: RunConfig, run_plan: RunPlan) -> Iterator[str
     if run is config:
         return
     note = f"auto takes {', '.join(run_plan.taken)}"
-    exchange = run.parallel.context_exchange
-    if any(own.parallel.context_exchange != exchange for own in config.alternatives):
-        note += f" with --cp-comm-type {exchange}"
     known = config.parallel.gpu is not None and config.train.dtype.itemsize == 2
     if not known and any(own.changes for own in config.alternatives):
         note += "; to compare more than treatments of the vocabulary, it needs a known GPU and 16 "

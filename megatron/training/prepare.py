@@ -12,7 +12,6 @@ import torch
 from megatron.config.run_config import RunConfig
 from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
-from megatron.planning.context_choice import with_context_exchange
 from megatron.planning.must_fit import check_host, check_memory
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.prepared_advice import prepared_advice
@@ -77,7 +76,6 @@ def prepare(config: RunConfig, rank: int) -> Prepared:
     """
     import_checkpoints(config.checkpoint)
     check_outputs(config.log, rank, config.checkpoint.save)
-    config = with_context_exchange(config)
     grid = config.parallel.grid
     asked, run_plan = config, _planned(config, rank)
     config = settled(asked, run_plan)

@@ -54,7 +54,7 @@ def test_what_auto_takes_decides_whether_there_are_graphs() -> None:
     assert not any("--cuda-graph-impl" in note for note in opened.notes)
     for own in opened.alternatives:
         told = " ".join(note for note in opened.taking(own).notes if "--cuda-graph-impl" in note)
-        on_host, cut = "--cpu-offload" in own.words, "--num-seq-splits 1" not in own.words
+        on_host, cut = "--cpu-offload" in own.taken, "--num-seq-splits 1" not in own.taken
         assert own.train.captures_passes is not (on_host or cut)
         assert ("lets go of memory" in told, "another number of keys" in told) == (on_host, cut)
 

@@ -529,10 +529,10 @@ def test_treatments_that_auto_compares(
     assert tuple(own.parallel.vocab_parallel for own in compared.alternatives) == treatments
     assert compared.parallel == compared.alternatives[0].parallel
     for own in compared.alternatives:
-        named = run(f"{own.words[0]} --make-vocab-size-divisible-by 125 {flags}")
+        named = run(f"{own.taken[0]} --make-vocab-size-divisible-by 125 {flags}")
         assert (named.parallel, named.train) == (own.parallel, own.train)
         assert named.alternatives == ()
-        assert replace(compared.taking(own), taken=(), notes=named.notes) == named
+        assert replace(compared.taking(own), taken=(), changes=0, notes=named.notes) == named
     redis = "redis" in treatments
     assert any("does not compare redis" in note for note in compared.notes) is not redis
 

@@ -1,5 +1,6 @@
 """``auto`` of slices, recomputation and offload: the fastest run that fits is what trains."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,6 @@ from torch.distributed import HashStore
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
 from megatron.planning.candidate import Candidate
-from megatron.planning.context_choice import with_context_exchange
 from megatron.planning.dry_run import dry_run
 from megatron.planning.race import NEAR, chosen
 from megatron.planning.run_plan import all_compared, asked, make_run_plan, only_rank_0_plans
@@ -49,10 +49,7 @@ def run(flags: str, ranks: int = 2) -> RunConfig:
 def with_gpus(config: RunConfig, memory: float | None = None) -> RunConfig:
     """The run on H100s, perhaps on some of which tensors and communicators use so many bytes."""
     own = gpu("H100") if memory is None else replace(gpu("H100"), memory=memory / USABLE)
-    layouts = (
-        each._replace(parallel=replace(each.parallel, gpu=own)) for each in config.alternatives
-    )
-    return replace(config, parallel=replace(config.parallel, gpu=own), alternatives=tuple(layouts))
+    return config.on(own)
 
 
 def needed(candidate: Candidate) -> float:
@@ -73,18 +70,18 @@ def test_an_alternative_is_the_run_that_its_flags_name() -> None:
     assert changes == sorted(changes)
     assert changes[:6] == [0] * 5 + [1], "treatments alone change nothing"
     for own in opened.alternatives[::13]:
-        plain = run(f"--pipeline-schedule interleaved {named(own.words)}")
+        plain = run(f"--pipeline-schedule interleaved {named(own.taken)}")
         taken = opened.taking(own)
-        assert (taken.parallel, taken.train) == (plain.parallel, plain.train), own.words
-        assert replace(taken, taken=(), notes=plain.notes) == plain
+        assert (taken.parallel, taken.train) == (plain.parallel, plain.train), own.taken
+        assert replace(taken, taken=(), changes=0, notes=plain.notes) == plain
 
 
 def test_every_treatment_has_a_change_before_the_next_change() -> None:
     opened = run(f"{AGAIN} {SLICES} --vocab-parallel auto --pipeline-schedule 1f1b")
-    treatments = [own.words[0] for own in opened.alternatives[:5]]
+    treatments = [own.taken[0] for own in opened.alternatives[:5]]
     assert len(set(treatments)) == 5
-    changes = [own.words[1:] for own in opened.alternatives[::5]]
-    assert [own.words for own in opened.alternatives] == [
+    changes = [own.taken[1:] for own in opened.alternatives[::5]]
+    assert [own.taken for own in opened.alternatives] == [
         (treatment, *change) for change in changes for treatment in treatments
     ]
     whole, kept = "--num-seq-splits 1", "no recomputation"
@@ -97,7 +94,7 @@ def test_named_parts_and_methods_are_those_that_auto_compares() -> None:
     flags = f"{AGAIN} --recompute-modules layernorm mlp --recompute-method block"
     opened = run(f"{flags} --recompute-num-layers 2")
     assert not any("changes nothing" in note for note in opened.notes)
-    assert [own.words[0] for own in opened.alternatives] == [
+    assert [own.taken[0] for own in opened.alternatives] == [
         "no recomputation",
         "--recompute-granularity selective --recompute-modules layernorm mlp",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -113,7 +110,7 @@ def test_named_parts_and_methods_are_those_that_auto_compares() -> None:
     ],
 )
 def test_parts_that_auto_compares_are_those_of_the_model(flags: str, modules: list[str]) -> None:
-    words = [own.words[0] for own in run(f"{AGAIN} {flags}").alternatives]
+    words = [own.taken[0] for own in run(f"{AGAIN} {flags}").alternatives]
     of_parts = "--recompute-granularity selective --recompute-modules"
     assert words[1:-1] == [f"{of_parts} {names}" for names in modules]
 
@@ -212,7 +209,7 @@ def test_a_rank_reads_its_data_anew_for_other_slices(monkeypatch: pytest.MonkeyP
 def test_flops_compare_treatments_only() -> None:
     opened = run(f"{SLICES} {AGAIN} --vocab-parallel auto --pipeline-schedule 1f1b")
     words = [each.config.taken for each in asked(opened)]
-    assert {own[0] for own in words} == {own.words[0] for own in opened.alternatives}
+    assert {own[0] for own in words} == {own.taken[0] for own in opened.alternatives}
     assert {own[1:] for own in words} == {("no recomputation", "--num-seq-splits 1")}
     assert not only_rank_0_plans(opened)
     note = settled(opened, make_run_plan(opened)).notes[-1]
@@ -235,7 +232,7 @@ def test_what_the_time_does_not_suffice_for_is_said() -> None:
     found = all_compared(with_gpus(opened), watch=Watch(5.0, clock=lambda: next(clock)))
     tried, untried = [", ".join(each.config.taken) for each in found.candidates], found.untried
     assert 1 <= len(tried) < len(opened.alternatives)
-    assert [*tried, *untried] == [", ".join(own.words) for own in opened.alternatives]
+    assert [*tried, *untried] == [", ".join(own.taken) for own in opened.alternatives]
 
 
 def late() -> Watch:
@@ -328,25 +325,14 @@ def test_the_table_the_choice_and_its_words_agree() -> None:
     assert seconds[0] * (1 - NEAR) <= min(seconds) * 1.001
 
 
-@pytest.mark.parametrize("fastest", ["p2p", "a2a"])
-def test_slices_get_an_exchange_without_a_ring(
-    fastest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = with_gpus(run(f"{SLICES} --context-parallel-size 2 --cp-comm-type auto", 4))
-    order = {"a2a": 2.0, "p2p": 3.0, "all_gather": 4.0} | {fastest: 1.0}
-    monkeypatch.setattr(
-        "megatron.planning.context_choice._seconds",
-        lambda config: order[config.parallel.context_exchange],
-    )
-    found = with_context_exchange(opened)
-    assert found.parallel.context_exchange == fastest
-    exchanges = {
-        own.parallel.num_seq_splits: own.parallel.context_exchange for own in found.alternatives
-    }
-    assert exchanges == {1: fastest, 2: "a2a", 4: "a2a", 8: "a2a"}
-    also = " for whole microbatches and a2a for slices" if fastest == "p2p" else ""
-    assert f"--cp-comm-type auto takes {fastest}{also};" in found.notes[-1]
-    halves = found.alternatives[1]
-    plan = make_run_plan(replace(found.taking(halves), taken=halves.words))
-    beside = " with --cp-comm-type a2a" if fastest == "p2p" else ""
-    assert settled(found, plan).notes[-1] == f"auto takes {', '.join(halves.words)}{beside}"
+def test_no_ring_passes_on_the_keys_of_slices() -> None:
+    """Exchanges and slices are chosen together, and rules leave out what does not go together."""
+    opened = run(f"{SLICES} --context-parallel-size 2 --cp-comm-type auto", 4)
+    exchanges = defaultdict[int, set[str]](set)
+    for own in opened.alternatives:
+        exchanges[own.parallel.num_seq_splits].add(own.parallel.context_exchange)
+    kept = {"all_gather", "a2a"}
+    assert exchanges == {1: {*kept, "p2p"}, 2: kept, 4: kept, 8: kept}
+    found = with_gpus(opened)
+    plan = make_run_plan(found)
+    assert settled(found, plan).notes[-1] == f"auto takes {', '.join(plan.taken)}"

@@ -10,7 +10,7 @@ from planning.test_dry_run import config, few, on, ranked, report
 from torch.distributed import HashStore
 
 from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import Alternative, RunConfig
+from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.candidate import Candidate
 from megatron.planning.compared import compared_lines, completed
@@ -44,7 +44,7 @@ def with_all_treatments(run: RunConfig) -> RunConfig:
 def with_layouts(run: RunConfig, layouts: Sequence[ParallelConfig]) -> RunConfig:
     """The run that leaves its treatment to its plan, with a layout for each."""
     ways = tuple(
-        Alternative((f"--vocab-parallel {own.vocab_parallel}",), 0, own, run.train)
+        replace(run, parallel=own, taken=(f"--vocab-parallel {own.vocab_parallel}",))
         for own in layouts
     )
     return replace(run, parallel=ways[0].parallel, alternatives=ways)

@@ -12,11 +12,12 @@ from itertools import islice, product
 from math import prod
 from typing import Final, NamedTuple
 
+from megatron.config.edit import Choice, left_out, set_to
+from megatron.config.line import Line
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.train import TrainFlags
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
-from megatron.planning.search.line import Choice, Line, left_out, set_to
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 

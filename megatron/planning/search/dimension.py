@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from megatron.planning.search.line import Choice, Line
+from megatron.config.edit import Choice
+from megatron.config.line import Line
 
 Kind = Literal["shape", "factor", "pipeline", "order"]
 """What the choices of a dimension change, which says how they are first judged (``coarse.py``).

@@ -8,7 +8,9 @@ from math import gcd, prod
 from typing import Final
 
 from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
+from megatron.config.edit import Choice, Edit, left_out, set_to
 from megatron.config.experts import is_mixture
+from megatron.config.line import Line
 from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.schedule import COMPARED_TREATMENTS
 from megatron.config.train import TrainFlags
@@ -17,7 +19,6 @@ from megatron.layers.settings import MLPSettings
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.planning.search.dimension import Choices, Dimension, Kind
-from megatron.planning.search.line import Choice, Edit, Line, left_out, set_to
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
 from megatron.schedules.treatments import TREATMENTS
 

@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+from megatron.config.line import Key, Line
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import chunks_of, schedule_of, treatment_of
 from megatron.config.slices import SliceFlags
@@ -9,7 +10,6 @@ from megatron.config.train import TrainFlags
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
-from megatron.planning.search.line import Key, Line
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request

@@ -14,12 +14,12 @@ from math import inf
 from statistics import fmean
 from typing import Final, NamedTuple
 
+from megatron.config.line import Key, Line
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse, Combination, Ordering, Rough
 from megatron.planning.search.dimension import Dimension, opened
 from megatron.planning.search.dimensions import last_resorts
-from megatron.planning.search.line import Key, Line
 from megatron.planning.search.runs import Known, Runs
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu

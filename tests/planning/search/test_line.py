@@ -3,8 +3,9 @@
 import pytest
 
 from megatron.config.command_line import parse
+from megatron.config.edit import Edit, left_out, set_to
+from megatron.config.line import Line
 from megatron.config.parallelism import ParallelFlags
-from megatron.planning.search.line import Edit, Line, left_out, set_to
 from megatron.simulator.costs.gpus import GPUS
 
 LINE = (

@@ -6,6 +6,8 @@ from itertools import product
 
 import pytest
 
+from megatron.config.edit import left_out, set_to
+from megatron.config.line import Line
 from megatron.config.parallelism import ParallelFlags
 from megatron.planning.asked.question import question_of
 from megatron.planning.launch_line import launch_line
@@ -24,7 +26,6 @@ from megatron.planning.search.dimensions import (
     VOCABULARY,
     last_resorts,
 )
-from megatron.planning.search.line import Line, left_out, set_to
 from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import Found, Search
 from megatron.simulator.costs.gpus import GIB, GPUS

@@ -7,13 +7,14 @@ from typing import cast
 
 import pytest
 
+from megatron.config.edit import set_to
+from megatron.config.line import Line
 from megatron.config.parallelism import ParallelFlags
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import combined, opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT
-from megatron.planning.search.line import Line, set_to
 from megatron.planning.search.runs import Known, Level, Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, Search
 from megatron.simulator.costs.gpus import GIB, GPUS

@@ -3,45 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
-from megatron.config.command_line import judged
-from megatron.config.run_config import RunConfig, resolve
+from megatron.config.command_line import judged, run_of
+from megatron.config.edit import Choice, Edit, edited
+from megatron.config.run_config import RunConfig
 from megatron.config.topics import DECLARED
 from megatron.config.words import sort_words
 from megatron.flags.groups import Flags, Reading
 from megatron.simulator.costs.gpus import Gpu
-
-
-class Edit(NamedTuple):
-    """A flag of another run like this one.
-
-    Attributes:
-        option: the flag, as it stands on a command line.
-        values: the words behind it; ``None``: the other run has no such flag.
-    """
-
-    option: str
-    values: tuple[str, ...] | None = ()
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words that ask for the edit on a command line; none if it leaves the flag out."""
-        return () if self.values is None else (self.option, *self.values)
-
-
-def set_to(option: str, value: object) -> Edit:
-    """Return the edit that gives a flag one value."""
-    return Edit(option, (str(value),))
-
-
-def left_out(option: str) -> Edit:
-    """Return the edit that leaves a flag out."""
-    return Edit(option, None)
-
-
-Choice = tuple[Edit, ...]
-"""One of the ways in a dimension: the edits that ask for it."""
 
 Key = frozenset[tuple[str, tuple[str, ...]]]
 """The flags of a line with their values; equal for lines that make the same run."""
@@ -75,15 +44,11 @@ class Line:
 
     def edited(self, choice: Choice) -> "Line":
         """Return the line with some edits."""
-        given, edits = dict(self.given), {edit.option: edit for edit in self.edits}
+        edits = {edit.option: edit for edit in self.edits}
         for edit in choice:
             edits.pop(edit.option, None)
             edits[edit.option] = edit
-            if edit.values is None:
-                given.pop(edit.option, None)
-            else:
-                given[edit.option] = edit.values
-        return replace(self, given=given, edits=tuple(edits.values()))
+        return replace(self, given=edited(self.given, choice), edits=tuple(edits.values()))
 
     @property
     def key(self) -> Key:
@@ -127,5 +92,4 @@ class Line:
         """
         if self.reading.mistakes:
             raise ValueError("\n".join(self.reading.mistakes))
-        config = resolve(self.reading.flags, self.reading.notes)
-        return replace(config, parallel=replace(config.parallel, gpu=gpu))
+        return run_of(self.reading).on(gpu)
