@@ -69,9 +69,9 @@ class ParallelFlags:
         "and values. p2p: keys and values pass along a ring of the ranks while attention to those "
         "that are there is computed. a2a: ranks exchange heads for tokens, and each computes "
         "attention of some heads for all tokens. a2a+p2p: neighbours exchange heads, and keys and "
-        "values pass along a ring of sets of neighbours. auto: the one with the fastest passes by "
-        "prediction on the job's GPUs, of those that the model can take; a2a+p2p only where "
-        "--hierarchical-context-parallel-sizes are given.",
+        "values pass along a ring of sets of neighbours. auto: the one with which the run is "
+        "the fastest that fits the job's GPUs by prediction, or nearly as fast and holds less; "
+        "a2a+p2p only where --hierarchical-context-parallel-sizes are given.",
         idle_without="--context-parallel-size > 1")
     hierarchical_context_parallel_sizes: tuple[int, ...] = flag((),
         "With --cp-comm-type a2a+p2p: number of neighbours that exchange heads, and number of such "

@@ -17,7 +17,7 @@ from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.units import MEMORY
 
-PREPARE_SECONDS: Final = 2.0
+PREPARE_SECONDS: Final = 3.0
 """Seconds of work of the search for settings that hold less. Every start on GPUs takes about so
 much longer."""
 

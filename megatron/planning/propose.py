@@ -17,7 +17,7 @@ from megatron.planning.race import NEAR
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs
-from megatron.planning.search.search import Found, Search, Way, best_of, by_seconds
+from megatron.planning.search.search import Found, Search, Way, best_of, by_seconds, distinct
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY
@@ -55,7 +55,7 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     watch = Watch() if watch is None else watch
     question = _without_auto(question)
     gpu, line = question.gpus.gpu, _line(question)
-    runs = Runs(gpu, keeps_timelines=question.explore is not None)
+    runs = Runs(gpu, watch, keeps_timelines=question.explore is not None)
     found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
@@ -65,9 +65,9 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
         best = replace(other, ways=by_seconds((*other.ways, *found.ways)))
     taken = best.taken
     assert taken is not None, "the first search has an answer"
-    rest = _distinct([way for way in best.ways if way.line.key != taken.line.key])[:RUNNERS_UP]
+    rest = distinct([way for way in best.ways if way.line.key != taken.line.key])[:RUNNERS_UP]
     too_large = [way for way in best.too_large if way.known.seconds < taken.known.seconds]
-    obstacles = _distinct(too_large)[:OBSTACLES]
+    obstacles = distinct(too_large)[:OBSTACLES]
     named: dict[Role, Sequence[Way]] = {
         "obstacle": obstacles,
         "runner-up": rest,
@@ -160,27 +160,6 @@ def _proposal(way: Way, found: Found, runs: Runs) -> Proposal:
         None if candidate is None else candidate.forecast,
         known.level == "plan",
     )
-
-
-def _distinct(ways: Sequence[Way]) -> list[Way]:
-    """Return ways without those that have the layout and schedule of a faster one."""
-    seen, found = set[tuple[object, ...]](), list[Way]()
-    for way in ways:
-        key = tuple(
-            way.line.given.get(option)
-            for option in (
-                "--tensor-model-parallel-size",
-                "--context-parallel-size",
-                "--expert-model-parallel-size",
-                "--pipeline-model-parallel-size",
-                "--pipeline-schedule",
-                "--vocab-parallel",
-            )
-        )
-        if key not in seen:
-            seen.add(key)
-            found.append(way)
-    return found
 
 
 def _remedies(way: Way, found: Found) -> Iterator[str]:

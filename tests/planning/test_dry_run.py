@@ -11,23 +11,23 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from command_lines import with_flags
 from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.command_line import parse
 from megatron.config.log import DryRun
-from megatron.config.precision import NARROW_SUMS
-from megatron.config.recompute import EVERY_LAYER
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
+from megatron.flags.words import split
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import candidates, make_run_plan
-from megatron.planning.what_would_fit import ALTERNATIVES
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
@@ -40,6 +40,16 @@ from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
+
+
+LINE = (
+    "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+    "--vocab-size 256000 --micro-batch-size 2 --global-batch-size 16 --bf16 "
+    "--make-vocab-size-divisible-by 1 --untie-embeddings-and-output-weights --lr 1e-3 "
+    "--attention-dropout 0 --hidden-dropout 0 --train-iters 1 --tokenizer-type NullTokenizer "
+    "--mock-data --device cpu"
+)
+"""The command line of ``config``, without the flags that its arguments stand for."""
 
 
 def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") -> RunConfig:
@@ -60,7 +70,19 @@ def config(ranks: int = 4, vocabulary: str = "vocab-2", schedule: str = "1f1b") 
     )
     shards = made.parallel.vocab_shards
     parallel = replace(made.parallel, padded_vocab_size=-(-256_000 // shards) * shards)
-    return replace(made, model=model, parallel=parallel)
+    words = {
+        "--pipeline-model-parallel-size": (str(ranks),),
+        "--vocab-parallel": (vocabulary,),
+        "--pipeline-schedule": (schedule,),
+    }
+    given = {option: tuple(own) for option, own in split(LINE.split())} | words
+    return replace(made, model=model, parallel=parallel, given=given, world_size=ranks)
+
+
+def asking(run: RunConfig, *words: str) -> RunConfig:
+    """The run as if its command line had some more words; advice begins with these."""
+    more = {option: tuple(own) for option, own in split(words)}
+    return replace(run, given={**run.given, **more})
 
 
 def report(run: RunConfig, name: str = "A100") -> str:
@@ -70,6 +92,7 @@ def report(run: RunConfig, name: str = "A100") -> str:
 def with_microbatches(run: RunConfig, number: int) -> RunConfig:
     """The run with so many microbatches in a global batch."""
     samples = number * run.train.micro_batch_size
+    run = asking(run, "--global-batch-size", str(samples))
     return replace(run, train=replace(run.train, global_batch_size=samples))
 
 
@@ -200,20 +223,10 @@ def test_what_does_not_fit_is_said_with_settings_that_do() -> None:
     too_full = [peak > room for peak, _ in rank_figures(text)]
     assert any(too_full)
     assert text.count("does not fit") == sum(too_full)
-    options = re.findall(
-        r"--pipeline-schedule (\S+) --vocab-parallel (\S+?)(?: --micro-batch-size (\d+))?"
-        r"( --recompute-granularity full --recompute-method uniform)?: ",
-        text,
-    )
-    assert options
-    schedule, treatment, micro_batch_size, recomputed = options[0]
-    other = few(config(2, treatment, schedule))
-    train = other.train
-    if micro_batch_size:
-        train = replace(train, micro_batch_size=int(micro_batch_size))
-    if recomputed:
-        train = replace(train, recomputation=Recomputation(group=1))
-    assert "does not fit" not in report(replace(other, train=train), "A100-40GB")
+    [named, *_] = re.findall(r"^  (--.*?): [\d.]+ GiB, ", text, re.MULTILINE)
+    line = [word for option, words in run.given.items() for word in (option, *words)]
+    other = parse(with_flags(line, named.split(" without ")[0].split()), 2, speak=False)
+    assert "does not fit" not in report(other, "A100-40GB")
 
 
 def recomputing(run: RunConfig, **how: Any) -> RunConfig:
@@ -229,9 +242,11 @@ def test_recomputation_is_proposed() -> None:
         model=run.model.replaced(seq_length=32768, max_position_embeddings=32768),
         train=replace(run.train, micro_batch_size=1, global_batch_size=4),
     )
+    run = asking(run, "--seq-length", "32768", "--micro-batch-size", "1")
+    run = asking(run, "--global-batch-size", "4")
     text = report(run, "A100-40GB")
     [lines] = re.findall(r"what would fit, the fastest first:\n((?:  .*\n?)+)", text)
-    assert EVERY_LAYER in lines
+    assert "--recompute-granularity full --recompute-method uniform" in lines
     again = replace(run, parallel=replace(run.parallel, pipeline_schedule="1f1b"))
     text = report(recomputing(again, group=1), "A100-40GB")
     assert "does not fit" not in text
@@ -278,6 +293,7 @@ def test_logits_formed_again_are_proposed_before_layers_computed_again() -> None
     """With a large vocabulary on one rank, they cost one product of four, and little besides."""
     run = config(1, "none")
     run = replace(run, train=replace(run.train, micro_batch_size=1, global_batch_size=2))
+    run = asking(run, "--micro-batch-size", "1", "--global-batch-size", "2")
     again = replace(run, train=replace(run.train, vocab_recompute=True))
     kept, less = (
         forecast_run(each, make_run_plan(each), gpu("A100")).outcome for each in (run, again)
@@ -290,18 +306,16 @@ def test_logits_formed_again_are_proposed_before_layers_computed_again() -> None
     text = "\n\n".join(dry_run(run, small, still_watch()))
     fitting = text.split("what would fit, the fastest first:\n")[1]
     proposed = re.findall(r"^  (--.*?): ", fitting, re.MULTILINE)
-    speeds = [float(own) for own in re.findall(r", ([\d.]+) samples/s", fitting)]
     assert len(proposed) > 1
-    quick = proposed.index("--vocab-recompute")
-    assert all(EVERY_LAYER not in other for other in proposed[: quick + 1])
-    assert speeds[quick] == pytest.approx(again.train.global_batch_size / less.seconds, abs=0.01)
+    quick = next(at for at, words in enumerate(proposed) if "--vocab-recompute" in words)
+    assert all("granularity full" not in other for other in proposed[: quick + 1])
     assert "vocabulary none with recomputed logits;" in next(dry_run(again, small))
 
 
 def test_nothing_nearby_fits() -> None:
     text = report(config(ranks=1, vocabulary="none"), "RTX4090")
     assert "nothing nearby fits either" in text
-    [least] = [float(gib) for gib in re.findall(r"the least is ([\d.]+) GiB", text)]
+    [least] = [float(gib) for gib in re.findall(r": it holds ([\d.]+) GiB", text)]
     [named] = re.findall(r"GPUs with that much memory \(([^)]+)\)", text)
     assert {*named.split(" or ")} == {n for n, g in GPUS.items() if g.usable / GIB >= least}
 
@@ -367,18 +381,20 @@ def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> Non
     assert 1 <= len(ranked(text)) < len(SCHEDULES)
 
 
-def test_a_run_that_no_other_schedule_can_take_keeps_its_plan(tmp_path: Path) -> None:
-    """Its eight stages are those of its own plan file: the advice changes only what is kept."""
+def test_advice_takes_another_schedule_in_place_of_a_file(tmp_path: Path) -> None:
+    """The flags that make way are named."""
     file = tmp_path / "plan.txt"
     file.write_text(make_plan("interleaved", "none", 2, 8, chunks=4).to_text())
     run = config(2, "none", "file")
     layers = LayerDistribution("explicit", counts=(3,) * 8)
     run = replace(run, parallel=replace(run.parallel, schedule_file=file, layers=layers))
+    run = asking(run, *f"--schedule-file {file} --layer-distribution 3,3,3,3,3,3,3,3".split())
     advice = report(run, "RTX4090").split("what would fit, the fastest first:\n")[1]
     named = re.findall(r"^  (--.*?): ", advice, re.MULTILINE)
     assert named
-    assert all(words.startswith(f"--pipeline-schedule file {NARROW_SUMS}") for words in named)
-    assert "not tried" not in advice
+    for words in named:
+        assert "--pipeline-schedule file" not in words
+        assert words.endswith(" without --schedule-file --layer-distribution")
 
 
 def ranked(text: str) -> list[list[str]]:
@@ -523,23 +539,6 @@ def test_refusals() -> None:
         report(replace(run, train=replace(run.train, dtype=torch.float32)))
     with pytest.raises(ValueError, match="--dry-run-gpu H1000 is not known: choose one of A100"):
         gpu("H1000")
-
-
-def test_of_what_would_fit_only_a_part_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left out takes longer by FLOPs, at best, than five that fit."""
-    planned: list[str] = []
-    expected: list[int] = []
-    monkeypatch.setattr(Watch, "expect", lambda self, plans: expected.append(plans))
-    monkeypatch.setattr(Watch, "planned", lambda self, what, outcome: planned.append(what))
-    run = few(config(2, "none", "gpipe"))
-    whole, large = forecast_run(run, make_run_plan(run), gpu("H100")), gpu("H100")
-    share = 0.99 * max(whole.outcome.peak) / large.usable
-    small = replace(large, memory=share * large.memory)
-    text = "\n\n".join(dry_run(run, small, still_watch()))
-    shown = re.findall(r"^  (--pipeline-schedule .*): [\d.]+ GiB", text, re.MULTILINE)
-    assert len(shown) == ALTERNATIVES
-    assert set(shown) <= set(planned)
-    assert len(planned) < expected[0]
 
 
 @pytest.mark.parametrize(

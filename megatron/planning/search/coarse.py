@@ -20,6 +20,7 @@ from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
+from megatron.schedules.search.watch import Watch
 
 _PIPELINE: Final = "--pipeline-model-parallel-size"
 _MICRO_BATCH: Final = "--micro-batch-size"
@@ -90,12 +91,14 @@ class Coarse:
         dimensions: those that it leaves open.
         runs: counts the shapes.
         refused: why shapes make no run.
+        watch: ends the counts early; a choice that is not counted is not looked at.
     """
 
     line: Line
     dimensions: Sequence[Dimension]
     runs: Runs
     refused: dict[str, None]
+    watch: Watch = field(default_factory=Watch)
     _shapes: dict[Combination, tuple[Line, Shape]] = field(default_factory=dict)
     _placed: list[Line] = field(default_factory=list)
     """Lines of all shapes with all stages."""
@@ -106,7 +109,8 @@ class Coarse:
     """Bytes of states of ``Shape``: all ranks of the job share all states, whatever the shape."""
 
     def count(self) -> None:
-        """Count all shapes and factors."""
+        """Count all shapes, and all factors for which half of the time suffices."""
+        counting = self.watch.part(self.watch.left / 2)
         for line in combined(self.line, self._of("shape")):
             if (shape := self._counted(line)) is not None:
                 self._shapes[self._choices_of(line)] = line, shape
@@ -117,7 +121,7 @@ class Coarse:
             most = max(numbers, default=1)
             able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
             if most > 1:
-                self._count_factor(dimension, able[len(able) // 2])
+                self._count_factor(dimension, able[len(able) // 2], counting)
 
     def first(self) -> list[Rough]:
         """Return all layouts with the schedules and treatments that stand for the others."""
@@ -232,11 +236,11 @@ class Coarse:
             one.held.room(self.runs.gpu),
         )
 
-    def _count_factor(self, dimension: Dimension, line: Line) -> None:
+    def _count_factor(self, dimension: Dimension, line: Line, counting: Watch) -> None:
         """Count what each choice makes of a shape, relative to the dimension's plain choice."""
         base = self._bounds(line, 1)
         for choice in dimension.choices(line):
-            own = self._bounds(line.edited(choice), 1)
+            own = None if counting.is_over else self._bounds(line.edited(choice), 1)
             if base is not None and own is not None:
                 samples = _samples(line.edited(choice)) / _samples(line)
                 self._factors[dimension.name, choice] = Factor(
@@ -250,7 +254,8 @@ class Coarse:
         found = list[Choice]()
         choices = list(dimension.choices(line))
         if len(choices) > 1:
-            choices = [one for one in choices if (dimension.name, one) in self._factors]
+            counted = [one for one in choices if (dimension.name, one) in self._factors]
+            choices = counted or choices[:1]
         known = {one: self._factors.get((dimension.name, one), Factor()) for one in choices}
         for choice in sorted(choices, key=lambda one: known[one].seconds):
             less = known[choice]

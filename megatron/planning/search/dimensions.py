@@ -180,7 +180,7 @@ _TREATMENTS: Final = sorted(
 )
 """The treatments of the vocabulary: first those that are split, by the delay of the backwards."""
 
-_RECOMPUTE: Final = (
+RECOMPUTE: Final = (
     "--recompute-granularity",
     "--recompute-modules",
     "--recompute-method",
@@ -194,7 +194,7 @@ _HOST: Final = Edit("--cpu-offload")
 
 
 _GROUPS: Final = (
-    _RECOMPUTE,
+    RECOMPUTE,
     (_LOGITS.option,),
     tuple(edit.option for edit in _NARROW),
     (_HOST.option, "--offload-chunk-num"),

@@ -1,5 +1,6 @@
 """The runs that a search looks at, with what is known of their time and memory."""
 
+from math import inf
 from typing import Literal, NamedTuple
 
 from megatron.config.line import Key, Line
@@ -7,7 +8,7 @@ from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.schedule import chunks_of, schedule_of, treatment_of
 from megatron.config.slices import SliceFlags
 from megatron.config.train import TrainFlags
-from megatron.planning.candidate import Candidate
+from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.schedules.catalogue import SCHEDULES
@@ -34,12 +35,14 @@ class Known(NamedTuple):
         seconds: of an iteration.
         held: the fullest rank.
         fits: whether every rank has enough memory.
+        planned: microbatches of the plan from which the figures follow; 0: there is no plan.
     """
 
     level: Level
     seconds: float
     held: Fullest
     fits: bool
+    planned: int = 0
 
 
 class Runs:
@@ -51,9 +54,18 @@ class Runs:
             line was estimated, if a page can show it; ``None``: timelines are not kept.
     """
 
-    def __init__(self, gpu: Gpu, *, keeps_timelines: bool = False) -> None:
-        """Begin without any run."""
+    def __init__(
+        self, gpu: Gpu, watch: Watch | None = None, *, keeps_timelines: bool = False
+    ) -> None:
+        """Begin without any run.
+
+        Args:
+            gpu: the GPU of every rank.
+            watch: is told the work; if it has a limit, it ends the search for a plan early.
+            keeps_timelines: whether ``timelines`` are kept.
+        """
         self.gpu = gpu
+        self._watch = Watch() if watch is None else watch
         self.timelines: dict[Key, Timeline] | None = {} if keeps_timelines else None
         self._known: dict[Key, Known] = {}
 
@@ -78,6 +90,7 @@ class Runs:
         if (known := self.known(line)) is not None:
             return known
         candidate = self.candidate(line)
+        self._watch.did(BOUND)
         least = candidate.least_memory
         found = Known("bound", candidate.least_time, least, least.fits(self.gpu))
         return self._learnt(line, found)
@@ -99,19 +112,21 @@ class Runs:
 
     def _estimated(self, line: Line, *, plain: bool) -> Known:
         candidate = self.candidate(line)
-        few = candidate.of_few(Watch(), quick=True, plain=plain)
+        few = candidate.of_few(self._watch.part(inf), quick=True, plain=plain)
         found = candidate.estimate_by(few)
         if self.timelines is not None and few.forecast and is_shown(few.forecast.timeline):
             self.timelines[line.key] = few.forecast.timeline
         level: Level = "unsearched" if plain and candidate.is_long else "estimate"
-        return self._learnt(line, Known(level, found.seconds, found.fullest, found.fits))
+        known = Known(level, found.seconds, found.fullest, found.fits, found.planned)
+        return self._learnt(line, known)
 
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""
         candidate = self.candidate(line)
         found = candidate.forecast
         assert found is not None, "plans are made for a GPU"
-        made = Known("plan", found.outcome.seconds, found.fullest, found.fits)
+        planned = candidate.request.microbatches
+        made = Known("plan", found.outcome.seconds, found.fullest, found.fits, planned)
         return self._learnt(line, made), candidate
 
     def _learnt(self, line: Line, found: Known) -> Known:

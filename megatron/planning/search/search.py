@@ -40,6 +40,15 @@ _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
 _REFUSALS: Final = 8
 """Combinations that rules may refuse until others of their stages and order are passed over."""
+_TELLING_APART: Final = (
+    "--tensor-model-parallel-size",
+    "--context-parallel-size",
+    "--expert-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--pipeline-schedule",
+    "--vocab-parallel",
+)
+"""Flags of which one at least differs between runs that an answer names."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
 
@@ -122,9 +131,41 @@ class Search:
         Raises:
             ValueError: nothing among them makes a run; the error has the reasons.
         """
+        found, rough = self._found, self._looked(line, begin)
+        self._choose()
+        if found.taken is None and self._fitted:  # the whole plans hold more
+            self._race(line, rough, self._estimates)
+            self._choose()
+        return found
+
+    def look(self, line: Line, wanted: int) -> Found:
+        """Search the edits of a line for several runs that fit, by plans of few microbatches.
+
+        Args:
+            line: the line.
+            wanted: number of the fastest runs whose plans are searched, if the time suffices.
+
+        Raises:
+            ValueError: nothing among them makes a run, or the time did not suffice for any.
+        """
+        self._looked(line)
+        while not self._watch.is_over:
+            shown = varied(self._fitting(), wanted)
+            shown = [way for way in shown if way.known.level == "unsearched"]
+            if not shown:
+                break
+            self._learn(shown[0], self._runs.searched(shown[0].line))
+        self._sort()
+        return self._found
+
+    def _looked(self, line: Line, begin: Sequence[Combination] = ()) -> Sequence[Rough]:
+        """Estimate the most promising runs, and return all combinations of choices.
+
+        The arguments and errors are as for ``run``.
+        """
         found = self._found
         self._dimensions = opened(self._dimensions, line)
-        coarse = Coarse(line, self._dimensions, self._runs, found.refused)
+        coarse = Coarse(line, self._dimensions, self._runs, found.refused, self._watch)
         self._watch.begin("layouts, schedules and treatments of the vocabulary")
         coarse.count()
         rough = coarse.first()
@@ -139,11 +180,7 @@ class Search:
         self._vary(line, coarse)
         if not self._ways:
             raise ValueError("\n".join(found.refused) or "no choice makes a run")
-        self._choose()
-        if found.taken is None and self._fitted:  # the whole plans hold more
-            self._race(line, rough, self._estimates)
-            self._choose()
-        return found
+        return rough
 
     def _race(self, line: Line, rough: Sequence[Rough], most: int, least: int = 0) -> None:
         """Estimate the most promising combinations, until none is expected to be faster.
@@ -176,7 +213,8 @@ class Search:
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
         """Estimate the combinations that are expected to hold the least."""
         for each in sorted(rough, key=lambda own: (self._peak(own), own.seconds))[:_SMALLEST]:
-            self._estimate(line, each)
+            if not self._watch.is_over:
+                self._estimate(line, each)
 
     def _vary(self, line: Line, coarse: Coarse) -> None:
         """Vary the best run as long as that makes it faster and estimates are left."""
@@ -268,9 +306,13 @@ class Search:
             candidates[best.choices] = candidate
         found.taken = best
         found.candidate = None if best is None else candidates.get(best.choices)
-        found.ways = self._fitting()
-        found.too_large = [way for way in self._ways.values() if not way.known.fits]
-        found.too_large.sort(key=lambda way: way.known.seconds)
+        self._sort()
+
+    def _sort(self) -> None:
+        """Sort the runs that were looked at."""
+        self._found.ways = self._fitting()
+        self._found.too_large = [way for way in self._ways.values() if not way.known.fits]
+        self._found.too_large.sort(key=lambda way: way.known.seconds)
 
     def _learn(self, way: Way, known: Known) -> None:
         """Keep what is known of a run now, and expect it of others with its stages and order."""
@@ -288,6 +330,33 @@ class Search:
 def by_seconds(ways: Iterable[Way]) -> list[Way]:
     """Return runs, the fastest first; of equally fast ones, first the one that holds less."""
     return sorted(ways, key=lambda way: (way.known.seconds, way.known.held.peak))
+
+
+def distinct(ways: Iterable[Way]) -> list[Way]:
+    """Return runs without those that have the layout, schedule and treatment of an earlier one."""
+    found: dict[tuple[object, ...], Way] = {}
+    for way in ways:
+        found.setdefault(tuple(map(way.line.given.get, _TELLING_APART)), way)
+    return list(found.values())
+
+
+def varied(ways: Sequence[Way], number: int) -> list[Way]:
+    """Return up to ``number`` of some runs that fit, the fastest first.
+
+    A run that is slower than another, holds as much and has as many ``LAST_RESORTS`` is returned
+    only if others are too few. If possible, runs are ``distinct``.
+    """
+
+    def costs(way: Way) -> tuple[float, ...]:
+        return way.known.seconds, way.known.held.peak, last_resorts(way.line)
+
+    def beats(way: Way, other: Way) -> bool:
+        pairs = list(zip(costs(way), costs(other), strict=True))
+        return costs(way) != costs(other) and all(mine <= its for mine, its in pairs)
+
+    useful = [way for way in ways if not any(beats(other, way) for other in ways)]
+    found = {way.line.key: way for way in (*distinct(useful), *useful, *distinct(ways))}
+    return by_seconds(list(found.values())[:number])
 
 
 def best_of(ways: Sequence[Way]) -> Way | None:

@@ -1,0 +1,128 @@
+"""Runs near a run that does not fit: its line, and the dimensions in which advice searches.
+
+Its ranks, its batch and its model stay as they are. Flags that ask for its schedule, its treatment
+of the vocabulary or its recomputation make way for those of other runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from megatron.config.edit import Choice, left_out
+from megatron.config.eight_bits import EightBitFlags
+from megatron.config.line import Line
+from megatron.config.run_config import RunConfig
+from megatron.config.schedule import ACCOUNTS, ENDS
+from megatron.flags.declare import option_of
+from megatron.flags.groups import declarations
+from megatron.planning.search.dimension import Dimension
+from megatron.planning.search.dimensions import (
+    ASKING_FOR_SCHEDULES,
+    ASKING_FOR_TREATMENTS,
+    EXCHANGE,
+    MEMORY,
+    MICRO_BATCH,
+    RECOMPUTE,
+    SCHEDULE,
+    VOCABULARY,
+)
+
+_EIGHT: Final = tuple(own.option for own in declarations(EightBitFlags))
+_SCHEDULING: Final = (
+    *ASKING_FOR_SCHEDULES,
+    *(option_of(name) for name in (*ENDS, *ACCOUNTS)),
+    "--zero-bubble-max-pending-backward",
+    "--recompute-ahead",
+    "--measured-costs",
+)
+_GROWING: Final = ("--rampup-batch-size", "--batch-size-steps", "--step-batch-size-schedule")
+"""Flags of growing batches; a run must fit with its largest batch."""
+
+
+def _without_eight_bits(line: Line) -> Sequence[Choice]:
+    """Return products in 8 bits, if the line has them, and products in 16 bits.
+
+    Products in 8 bits keep tensors of their own.
+    """
+    given = [option for option in _EIGHT if option in line.given]
+    return [(), tuple(map(left_out, given))] if given else [()]
+
+
+def _dividing(size: int, line: Line) -> Sequence[Choice]:
+    """Return the micro batches that divide one of a ``size``, and so all sizes of a batch."""
+    return [own for own in MICRO_BATCH.choices(line) if size % _size(own) == 0]
+
+
+def _size(choice: Choice) -> int:
+    [(_, words)] = choice
+    return int(words[0]) if words else 1
+
+
+EIGHT_BITS: Final = Dimension("8 bits", "factor", _EIGHT, _without_eight_bits, ())
+
+_DIMENSIONS: Final = tuple(
+    own._replace(closing=())  # the user's choice has been tried, and does not fit
+    for own in (MICRO_BATCH, EXCHANGE, EIGHT_BITS, MEMORY, SCHEDULE, VOCABULARY)
+)
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """The line from which advice begins.
+
+    Attributes:
+        line: the run's line without the flags that make way.
+        own: the flags of the run, and its schedule and treatment as flags.
+        dimensions: what advice changes.
+    """
+
+    line: Line
+    own: Mapping[str, tuple[str, ...]] = field(repr=False)
+    dimensions: tuple[Dimension, ...] = _DIMENSIONS
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Nearby":
+        """Return the line of a run that has a command line."""
+        sizes = {
+            "--pipeline-model-parallel-size": config.parallel.pipeline_size,
+            "--global-batch-size": config.train.global_batch_size,
+            "--pipeline-schedule": config.parallel.pipeline_schedule,
+            "--vocab-parallel": config.parallel.vocab_parallel,
+        }
+        own = {**{option: (str(size),) for option, size in sizes.items()}, **config.given}
+        own = {option: words for option, words in own.items() if option not in _GROWING}
+        again = () if config.train.recomputation.group else RECOMPUTE
+        making_way = {*_SCHEDULING, *ASKING_FOR_TREATMENTS, *again}
+        given = {option: words for option, words in own.items() if option not in making_way}
+        line = Line({**given, "--dry-run": ()}, config.world_size)
+        if config.train.rampup is None:
+            return cls(line, own)
+        dividing = partial(_dividing, config.train.micro_batch_size)
+        return cls(
+            line, own, (MICRO_BATCH._replace(choices=dividing, closing=()), *_DIMENSIONS[1:])
+        )
+
+    def words(self, line: Line) -> str:
+        """Return the flags in which a line differs from the run's own."""
+        given = line.given
+        changed = [
+            " ".join((option, *words))
+            for option, words in given.items()
+            if option != "--dry-run" and self.own.get(option) != words
+        ]
+        alike = {
+            option
+            for asked, options in (
+                ("--pipeline-schedule", _SCHEDULING),
+                ("--vocab-parallel", ASKING_FOR_TREATMENTS),
+            )
+            if self.own[asked] == given.get(asked)
+            for option in options
+        }
+        dropped = [
+            option
+            for option in self.own
+            if option not in given and option not in alike and option != "--dry-run"
+        ]
+        return " ".join([*changed, *(["without", *dropped] if dropped else [])])
