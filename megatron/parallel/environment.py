@@ -10,8 +10,6 @@ NCCL_ENVIRONMENT: Final = {
     # connections to the GPU than streams, some streams would queue behind others. NCCL alone has
     # two streams for each communicator and one for all; 32 is the largest possible value.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # A transfer that another rank waits for must not queue behind the blocks of a large product.
-    "TORCH_NCCL_HIGH_PRIORITY": "1",
     # Transfers are issued one by one on purpose: in a batch they would wait for one another.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
     # In a captured graph NCCL would register the buffers of collectives as if each lay in one

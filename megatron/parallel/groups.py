@@ -183,7 +183,7 @@ def make_groups(
             options: dict[str, Any] = {}
             if limits is not None and on_device:
                 options = {
-                    "pg_options": group_options(limits.of(use), timeout),
+                    "pg_options": group_options(use, limits, timeout),
                     "device_id": device,
                 }
             group = dist.new_group(list(ranks), timeout, backend, group_desc=use, **options)

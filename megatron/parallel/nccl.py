@@ -38,8 +38,9 @@ MOST_BLOCKS: Final = 64
 
 SPARE_MULTIPROCESSORS: Final = 12
 """Multiprocessors that the host's order leaves to passes. A product that finds none cannot run, and
-a communication that waits for its result would never end. Hopper also gives blocks out in clusters,
-which leaves some of its 132 multiprocessors without room for a whole cluster."""
+a communication that waits for its result would never end. Hopper also gives blocks of communicators
+without a limit out in clusters, which leaves some of its 132 multiprocessors without room for a
+whole cluster."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,28 @@ def set_launch_order(blocks: int, multiprocessors: int) -> None:
     os.environ.setdefault(LAUNCH_ORDER, "0" if fits else "1")
 
 
-def group_options(limit: int | None, timeout: timedelta) -> "dist.ProcessGroupNCCL.Options | None":
-    """Return the options of a communicator of NCCL; ``None`` for PyTorch's own.
+_UNHURRIED: Final = frozenset({"gradients", "ends", "control"})
+"""Uses of groups for whose results no pass waits."""
+
+
+def group_options(
+    use: str, limits: BlockLimits, timeout: timedelta
+) -> "dist.ProcessGroupNCCL.Options":
+    """Return the options of a communicator of NCCL.
 
     Args:
-        limit: blocks at most; ``None``: no limit.
+        use: use of the group, as for ``BlockLimits.of``.
+        limits: blocks at most, by use.
         timeout: timeout of the group; PyTorch warns if the options have another timeout.
     """
-    if limit is None:
-        return None
-    options = dist.ProcessGroupNCCL.Options()
+    limit, options = limits.of(use), dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    options.config.max_ctas = limit
+    # Blocks of high priority take the next free multiprocessors. Reductions of gradients have
+    # more blocks than all else, and would take them from transfers that another rank waits for.
+    options.is_high_priority_stream = use.partition(" ")[0] not in _UNHURRIED
+    if limit is not None:
+        options.config.max_ctas = limit
+        # Since Hopper, NCCL launches clusters of four blocks. A cluster starts only where one part
+        # of the GPU has room for all four at once, and beside passes there is seldom such a part.
+        options.config.cga_cluster_size = 1
     return options

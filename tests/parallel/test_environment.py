@@ -34,9 +34,9 @@ def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "0")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     set_nccl_environment()
-    expected = {**NCCL_ENVIRONMENT, "TORCH_NCCL_HIGH_PRIORITY": "0"}
+    expected = {**NCCL_ENVIRONMENT, "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     assert {name: os.environ[name] for name in NCCL_ENVIRONMENT} == expected
 
 

@@ -210,14 +210,19 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
 def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNamespace]) -> None:
     limits, links = BlockLimits(transfers=3, vocabulary=5, gradients=7), both_ways(2)
     make_groups(Grid(2, 2, 2), CUDA, timedelta(seconds=60), (0, 1), links, limits)
-    blocks: dict[str, set[int | None]] = {}
+    blocks, clusters = dict[str, set[int | None]](), dict[str, set[int | None]]()
+    hurried = dict[str, set[bool]]()
     for asked in nccl:
         use = asked.group_desc.partition(" ")[0]
         on_hosts = use == "state"
         assert getattr(asked, "device_id", None) == (None if on_hosts else CUDA)
         options = getattr(asked, "pg_options", None)
         assert options is None or options._timeout == timedelta(seconds=60)
-        blocks.setdefault(use, set()).add(options and options.config.max_ctas)
+        config = vars(options.config) if options else {}
+        blocks.setdefault(use, set()).add(config.get("max_ctas"))
+        clusters.setdefault(use, set()).add(config.get("cga_cluster_size"))
+        if options:
+            hurried.setdefault(use, set()).add(options.is_high_priority_stream)
     assert blocks == {
         "transfers": {3},
         "vocabulary": {5},
@@ -226,4 +231,13 @@ def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNam
         "tensor": {None},
         "control": {2},
         "state": {None},
+    }
+    assert clusters == {use: {most and 1 for most in own} for use, own in blocks.items()}
+    assert hurried == {
+        "transfers": {True},
+        "vocabulary": {True},
+        "tensor": {True},
+        "gradients": {False},
+        "ends": {False},
+        "control": {False},
     }
