@@ -73,6 +73,8 @@ BESIDE: Final[Mapping[str, str]] = {
     "--qk-": _LATENT,
     "--recompute": "--recompute-granularity full --recompute-method uniform",
     "--rope-scaling-factor": "--use-rope-scaling",
+    "--rope-long": "--rope-type longrope --rotary-percent 0.125 --rope-short-factors 1",
+    "--rope-short": "--rope-type longrope --rotary-percent 0.125 --rope-long-factors 1",
     "--rotary-base-local": "--window-size 4,0",
     "--rotary-scaling-factor": "--rope-type yarn",
     "--sgd": "--optimizer sgd",

@@ -7,12 +7,14 @@ from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
 from megatron.model.settings import ModelSettings
 
+_BASE: Final = 500_000
+
 
 def _read(c: Fields) -> Values:
     given = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True} | dict(c.all)
     if "head_dim" not in given:
         given["head_dim"] = 128
-    common = common_fields(Fields(given, c.origin), groups=2)
+    common = common_fields(Fields(given, c.origin), groups=2, base=_BASE)
     return common | {
         "rotary_interleaved": True,
         "add_bias_linear": c.truth("use_bias", False),

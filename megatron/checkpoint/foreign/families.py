@@ -50,7 +50,7 @@ _MIXTURES: Final = tuple(
 
 _LACKING: Final = {
     "ernie4_5_moe": "it adds a bias to the softmax by which tokens choose experts, and this "
-    "program adds biases to logits or to sigmoids",
+    "program adds biases to sigmoids alone",
     "internlm2": "only code in its own folder computes it, and no version of transformers with "
     "which an import could be compared",
     "qwen3_next": "most of its layers have linear attention, which this program lacks",
