@@ -1,6 +1,6 @@
 """GPT-2: learned positions, LayerNorm, biases; its matrices are stored as [inputs, outputs]."""
 
-from typing import Any
+from typing import Any, Final
 
 from megatron.checkpoint.foreign.derived import is_causal_mask, is_score_of_hidden
 from megatron.checkpoint.foreign.family import Family
@@ -23,6 +23,10 @@ from megatron.model.ownership import (
     WORD_EMBEDDINGS,
 )
 from megatron.model.settings import ModelSettings
+
+
+_GELUS: Final = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")
+"""Activation functions; a model with another function is written as OPT's."""
 
 
 def _table() -> Table:
@@ -59,6 +63,7 @@ def _read(c: Fields) -> dict[str, Any]:
     hidden, heads = c.whole("n_embd"), c.whole("n_head")
     if hidden % heads:
         raise ForeignError(f"{c.origin}: n_head {heads} does not divide n_embd {hidden}")
+    c.check("activation_function", _GELUS, "gelu_new")
     c.check("scale_attn_weights", (True,), True)
     c.check("scale_attn_by_inverse_layer_idx", (False,), False)
     c.check("add_cross_attention", (False,), False)
