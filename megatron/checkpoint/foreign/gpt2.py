@@ -24,7 +24,6 @@ from megatron.model.ownership import (
 )
 from megatron.model.settings import ModelSettings
 
-
 _GELUS: Final = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")
 """Activation functions; a model with another function is written as OPT's."""
 
