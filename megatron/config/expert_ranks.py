@@ -1,7 +1,6 @@
 """Which ranks have which experts: the rules of the flags."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from megatron.config.experts import is_mixture
 from megatron.config.model import sound_model
@@ -17,15 +16,6 @@ from megatron.schedules.settings import PairSettings
 def expert_ranks(flags: Flags) -> ExpertRankSettings:
     """Return the ranks of experts; for a model without experts, the defaults."""
     return flags[ExpertRankSettings] if is_mixture(flags) else ExpertRankSettings()
-
-
-def pairs_of(flags: Flags) -> PairSettings:
-    """Return which passes form pairs; without ranks that exchange tokens, none do."""
-    own = flags[PairSettings]
-    if expert_ranks(flags).expert_model_parallel_size == 1:
-        return PairSettings()
-    joined = own.overlap_moe_expert_parallel_comm
-    return replace(own, delay_wgrad_compute=joined and own.delay_wgrad_compute)
 
 
 def sizes_of_experts(flags: Flags) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import is_mixture
 from megatron.config.log import LogFlags
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
+from megatron.config.pairs import hides_collectives
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
@@ -74,6 +75,8 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--fp8-format makes the host choose scales in every pass"
     if flags[SliceFlags].num_seq_splits > 1:
         yield "--num-seq-splits makes attention of every slice see another number of keys"
+    if hides_collectives(flags):
+        yield "--tp-comm-overlap lets passes switch within a pair, and a graph runs as a whole"
     if is_mixture(flags):
         yield "--num-experts makes layers leave losses of their own, which no graph hands over"
     yield from _obstacles_in_memory(flags)

@@ -12,8 +12,9 @@ from megatron.config.cluster import (
     links_of,
     ranks_of_machine,
 )
-from megatron.config.expert_ranks import expert_ranks, pairs_of
+from megatron.config.expert_ranks import expert_ranks
 from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunks
+from megatron.config.pairs import pairs_of
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.replicas import ReplicaConfig, replica_config

@@ -253,7 +253,7 @@ def _products(
 
     With ``adds`` the weight's gradient is added to its sum, and not returned. The input is gathered
     again during the product of its gradient, and its gradient is reduced during the product of the
-    weight's gradient.
+    weight's gradient. Without this product the pass waits for the reduction.
     """
     x_grad = weight_grad = None
     products = layer.products
@@ -262,11 +262,13 @@ def _products(
         x_grad = products.input_gradient(grad, weight)
     # After the product, which hides the gathering, and before any other method of the ranks, as
     # ``start_gather`` demands.
-    x = coming.wait() if coming else None
+    if coming is None:
+        return None if x_grad is None else layer.columns.reduce(x_grad), None
+    x = coming.wait()
     leaving = layer.columns.start_reduction(x_grad) if x_grad is not None else None
-    if x is not None and adds:
+    if adds:
         _add_product(layer, weight, grad, x)
-    elif x is not None:
+    else:
         weight_grad = products.weight_gradient(grad, x)
     return leaving.wait() if leaving else None, weight_grad
 

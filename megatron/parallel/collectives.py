@@ -97,7 +97,7 @@ def _reduce_along_tree(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor
 def all_reduce(tensor: Tensor, operation: Operation, axis: ConnectedAxis) -> Tensor:
     """Combine ``tensor`` over the ranks by ``operation``, in place, the same on every rank."""
     if axis.size > 1:
-        dist.all_reduce(tensor, operation, group=axis.group)
+        _in_turns(axis, dist.all_reduce, tensor, operation)
     return tensor
 
 

@@ -8,7 +8,7 @@ their messages apart. For the same reason, axes with the same ranks share a grou
 alike.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -99,6 +99,7 @@ class Groups:
         pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
         links: the links of this rank that have a group of their own, which is both ends of the
             link.
+        turns: the turns of the two passes of a pair; ``None``: passes run one after the other.
     """
 
     device: torch.device
@@ -124,6 +125,7 @@ class Groups:
     world_hosts: ConnectedAxis
     pipeline_hosts: ConnectedAxis
     links: Mapping[Link, ConnectedAxis] = field(default_factory=dict)
+    turns: Turns | None = None
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -243,6 +245,7 @@ def connect_grid(
         vocabulary=grid.axis("vocabulary", rank),
         ends=connections.axis("ends", "ends", at_ends),
         links=_connected_links(rank, pipelines, links, connect),
+        turns=None,
         **axes,
     )
 
@@ -298,11 +301,13 @@ def _connected_links(
     return own
 
 
-def with_turns(groups: Groups) -> Groups:
-    """Return groups on whose axes of experts the passes of a pair take turns."""
+def with_turns(groups: Groups, names: Collection[str]) -> Groups:
+    """Return groups on some of whose axes the passes of a pair take turns.
+
+    Args:
+        groups: the groups of a rank.
+        names: fields of ``Groups``.
+    """
     turns = Turns()
-    return replace(
-        groups,
-        experts=replace(groups.experts, turns=turns),
-        expert_tensor=replace(groups.expert_tensor, turns=turns),
-    )
+    own = {name: replace(getattr(groups, name), turns=turns) for name in names}
+    return replace(groups, turns=turns, **own)

@@ -14,6 +14,7 @@ Shapes: b batch, s tokens of a sequence, u tokens that a rank has outside of att
 or s / t with sequence parallelism), h hidden.
 """
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -106,13 +107,15 @@ class SharedTokens(TensorParallel):
 
     Args:
         axis: the tensor axis, with a process group for collectives that passes wait for.
-        lane: where reductions run during a backward.
+        lane: where reductions run during a backward. The pass that began one works meanwhile, so
+            the other pass of a pair does not have its turn.
     """
 
     def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
         self.rank, self.size = axis.rank, axis.size
         self._axis = axis
         self._lane = lane
+        self._on_lane = self if axis.turns is None else type(self)(replace(axis, turns=None), lane)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""
@@ -120,7 +123,7 @@ class SharedTokens(TensorParallel):
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
-        return self._lane.submit(lambda: self.reduce(partial_bsh))
+        return self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
@@ -148,7 +151,7 @@ class SplitTokens(SharedTokens):
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
-        return self._lane.submit(lambda: self.gather(x_buh))
+        return self._lane.submit(lambda: self._on_lane.gather(x_buh))
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: a reduce-scatter."""

@@ -1,18 +1,24 @@
-"""Two passes take turns on a rank: one works while the exchange of the other is under way.
+"""Two passes take turns on a rank: one works while a collective of the other is under way.
 
-The forward and the backward of a pair have a thread each, but never run at the same time. When a
-pass has begun an exchange on an axis with ``Turns``, the other pass has its turn. At its own next
-turn, the pass waits for its exchange. After the end of one pass, the other one runs alone. So only
-the layers, and not the time, decide in which order the two passes issue their work. Ranks that run
-the same pair issue the exchanges of each group in the same order, which excludes a deadlock. Each
-pass has exactly the results that it would have alone.
+The two passes of a pair have a thread each, but never run at the same time. When a pass has begun a
+collective on an axis with ``Turns``, the other pass has its turn. At its own next turn, the pass
+waits for its collective. A pass without collectives, such as a W whose weights no rank shares,
+hands over between its products (``divided``). After the end of one pass, the other one runs alone.
+Each pass has exactly the results that it would have alone.
 
-On CUDA both threads use the stream of the caller. NCCL runs an exchange on a stream of its own, and
-waiting for it is an instruction to the stream. So kernels of the other pass, which the host issues
-in between, run during the exchange.
+No real timing can deadlock. Only the layers, and not the time, decide where passes switch. So ranks
+that run the same pair issue the collectives of all their groups in one order, and wait for them in
+one order. A rank waits for a collective only after it has issued all that stand before the wait in
+this order, whichever groups they belong to. Take the first wait in the order at which some rank
+stands still: every rank of its group issues the collective without passing another wait at which
+it could stand still, so the collective ends.
+
+On CUDA both threads use the stream of the caller. NCCL runs a collective on a stream of its own,
+and waiting for it is an instruction to the stream. So kernels of the other pass, which the host
+issues in between, run during the collective.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Condition
@@ -30,6 +36,7 @@ class Turns:
     def __init__(self) -> None:
         self._changed = Condition()
         self._turn = 0
+        self._switches = [0, 0]
         self._over = [True, True]
         self._has_failed = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
@@ -38,7 +45,7 @@ class Turns:
         """Run both; ``first`` begins, in a thread of its own.
 
         If one of them fails, the other one ends at its next turn: other ranks may wait for the one
-        that has failed, so exchanges would never come to an end.
+        that has failed, so collectives would never come to an end.
 
         Raises:
             BaseException: the error of the pass that failed first.
@@ -72,6 +79,7 @@ class Turns:
         Without a pair, or when the other pass has ended before, the call returns immediately.
         """
         own = self._turn  # only the pass whose turn it is can call
+        self._switches[own] += 1
         if not self._over[1 - own]:
             with self._changed:
                 self._turn = 1 - own
@@ -79,6 +87,16 @@ class Turns:
                 self._changed.wait_for(lambda: self._turn == own)
         if self._has_failed:
             raise _AbandonedError("the other pass of the pair has failed")
+
+    def divided(self, parts: Iterable[Callable[[], None]]) -> None:
+        """Run the parts of a pass, and hand over after each that has not handed over by itself."""
+        for part in parts:
+            own = self._turn
+            before = self._switches[own]
+            part()
+            del part  # its tensors, during the turn of the other pass
+            if self._switches[own] == before:
+                self.hand_over()
 
     def _play(self, own: int, work: Callable[[], None]) -> None:
         try:

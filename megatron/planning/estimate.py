@@ -64,7 +64,7 @@ def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
     hidden = one.costs.without_waits()
 
     def time_of(rank: int, item: Pass) -> float:
-        if config.parallel.pairs.overlap_moe_expert_parallel_comm:  # pairs may hide every wait
+        if config.parallel.pairs.joins:  # pairs may hide every wait
             return hidden.of_pass(one.plan, rank, item)
         return times[rank, str(item)]
 

@@ -16,7 +16,7 @@ from megatron.planning.host_step import host_steps
 from megatron.planning.message_memory import kept_messages
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
-from megatron.planning.run_costs import cluster_of, crossing_of
+from megatron.planning.run_costs import cluster_of, crossing_of, hidden_axes
 from megatron.planning.run_memory import Fullest, moved_by_step, run_memory
 from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Program
@@ -148,7 +148,7 @@ def forecast_run(
     for rank, own in enumerate(host_steps(config, cluster, shares)):
         step[rank] += own.seconds
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None
-    costs = costs_of(counts, plan, cluster, crossing_of(parallel))
+    costs = costs_of(counts, plan, cluster, crossing_of(parallel), hidden_axes(parallel))
     program, costs = _priced(run_plan, costs, exchanges, free=free)
     clocks = _simulated(config, cluster, program, costs, free=free)
     memories = run_memory(config, plan, counts, buckets, gpu)

@@ -12,7 +12,13 @@ from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.count import NO_WORK
-from megatron.simulator.costs.counted_costs import BY_FLOPS, Crossing, Price, costs_of
+from megatron.simulator.costs.counted_costs import (
+    BY_FLOPS,
+    OF_EXPERTS,
+    Crossing,
+    Price,
+    costs_of,
+)
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.costs.stage_costs import StageCosts
 
@@ -47,6 +53,11 @@ def price_of(parallel: ParallelConfig) -> Price:
     return BY_FLOPS if parallel.gpu is None else cluster_of(parallel, parallel.gpu)
 
 
+def hidden_axes(parallel: ParallelConfig) -> tuple[str, ...]:
+    """Return the axes at whose collectives pairs switch; without pairs, those of experts."""
+    return parallel.pairs.axes or OF_EXPERTS
+
+
 def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs:
     """Return the costs by which passes are placed.
 
@@ -54,7 +65,7 @@ def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs
     """
     parallel = config.parallel
     counts = count_ranks(config, plan, layers)
-    return costs_of(counts, plan, price_of(parallel), crossing_of(parallel))
+    return costs_of(counts, plan, price_of(parallel), crossing_of(parallel), hidden_axes(parallel))
 
 
 def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:

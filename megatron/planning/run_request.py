@@ -126,7 +126,8 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         memory_limit=parallel.memory_limit,
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.schedule_file,
-        joined=parallel.pairs.overlap_moe_expert_parallel_comm,
+        joined=parallel.pairs.joins,
+        joins_all=parallel.pairs.tp_comm_overlap,
         split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
         slices=parallel.num_seq_splits,
     )

@@ -21,9 +21,13 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
 
 def _notes(config: RunConfig, run: RunConfig, run_plan: RunPlan) -> Iterator[str]:
     """Yield the notes on ``run``, which is what the plan has made of ``config``."""
-    if config.parallel.pairs.overlap_moe_expert_parallel_comm and not run_plan.plan.pairs:
+    pairs = config.parallel.pairs
+    if pairs.joins and not run_plan.plan.pairs:
+        flag = "--overlap-moe-expert-parallel-comm"
+        if not pairs.overlap_moe_expert_parallel_comm:
+            flag = "--tp-comm-overlap"
         yield (
-            "--overlap-moe-expert-parallel-comm joins nothing: by the costs of the plan each pair "
+            f"{flag} joins nothing: by the costs of the plan each pair "
             f"would make an iteration of {run_plan.schedule} longer; --pipeline-schedule "
             f"{' or '.join(PAIRED_SCHEDULES)} is made for pairs, others hide more if "
             "--zero-bubble-max-pending-backward allows more microbatches in flight, and all need a "

@@ -20,6 +20,11 @@ from megatron.schedules.passes import Pass
 BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
 """Kinds of passes that add to no gradient; every other kind may add to one."""
 
+BEGINNERS: Final = ("B", "F", "W", "S", "T", "IB")
+"""Kinds of passes of a pair; the one that stands first here begins. The first that a B does is a
+collective: the gradient of a layer's output travels. A W multiplies at once if ranks do not gather
+its factors. S, T and IB wait for nobody."""
+
 Gate = Callable[[], bool]
 """Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
 
@@ -35,7 +40,7 @@ class Executor:
             placeholder.
         replicas: the work with the replicas, for programs that include such work.
         position: gets the index of every instruction.
-        turns: lets the two passes of a pair take turns; ``None``: the F runs before the B.
+        turns: lets the two passes of a pair take turns; ``None``: one runs after the other.
         host: the copies to and from the host, for programs that include such copies.
     """
 
@@ -84,7 +89,7 @@ class Executor:
                 if carried_out or _ends_well(step, under_way):
                     self._communicate(step, under_way, recorder)
             else:
-                # Of a pair the B counts, its last pass: it adds to gradients, and the F does not.
+                # The last pass of a pair is no F, and adds to gradients if any of the two does.
                 if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
                     carried_out = gate()
                     gate = None
@@ -98,14 +103,14 @@ class Executor:
     def _run_step(self, passes: Passes, step: Run, recorder: Observer | None) -> None:
         """Run a pass, or the two passes of a pair.
 
-        B begins a pair, because the first that it does is an exchange: the gradient of a layer's
-        output travels to the experts. F has attention to compute meanwhile. If F began, both passes
-        would wait for their first exchange at the same time.
+        The pass that waits first begins, and the other one works meanwhile (``BEGINNERS``).
         """
         if step.joined is not None and self._turns is not None:
-            forward, backward = (partial(self._run, passes, item) for item in step.passes)
+            begins, other = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))
             with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
-                self._turns.run(backward, forward)
+                self._turns.run(
+                    partial(self._run, passes, begins), partial(self._run, passes, other)
+                )
             return
         for item in step.passes:
             with _recorded(recorder, item):

@@ -22,7 +22,7 @@ class Observer(Protocol):
         """Return a context in which a pass is executed."""
         ...
 
-    def pair(self, forward: Pass, backward: Pass) -> AbstractContextManager[None]:
+    def pair(self, first: Pass, second: Pass) -> AbstractContextManager[None]:
         """Return a context in which both passes of a pair are executed."""
         ...
 
@@ -55,10 +55,10 @@ class NamedRanges:
             yield
 
     @contextmanager
-    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+    def pair(self, first: Pass, second: Pass) -> Iterator[None]:
         """Name a pair, as in ``F5|B2``."""
-        inner = nullcontext() if self._also is None else self._also.pair(forward, backward)
-        with self._named(f"{forward}|{backward}"), inner:
+        inner = nullcontext() if self._also is None else self._also.pair(first, second)
+        with self._named(f"{first}|{second}"), inner:
             yield
 
     @contextmanager

@@ -202,7 +202,7 @@ class PipelineRank:
             self._placeholder_passes(plan),
             self._replica_work(plan),
             self.position,
-            self._groups.experts.turns,
+            self._groups.turns,
             host,
         )
         evaluation = lower(evaluation_plan(plan), costs)
@@ -213,7 +213,16 @@ class PipelineRank:
     ) -> StagePasses:
         rank, replica = self._groups.pipeline.rank, self._groups.replica
         return StagePasses(
-            self.model, plan, rank, self.store, self._seed, replica, graphs, self._slices, host
+            self.model,
+            plan,
+            rank,
+            self.store,
+            self._seed,
+            replica,
+            graphs,
+            self._slices,
+            host,
+            self._groups.turns,
         )
 
     def _placeholder_passes(self, plan: Plan) -> PlaceholderPasses:

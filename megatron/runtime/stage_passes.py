@@ -20,7 +20,7 @@ all tokens, [n, h], in the order of the ranks' parts. The pass that makes a tens
 layer therefore gathers it from the tensor-parallel ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -34,6 +34,7 @@ from megatron.layers.recompute import Again
 from megatron.layers.slices import SeenChoices, SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.output_s import Merged, ShardState
 from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.parallel.turns import Turns
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
 from megatron.runtime.layer_losses import JoinedLosses, Source, Sums
@@ -65,6 +66,7 @@ class StagePasses:
             graph. With graphs, the layers' only input is the activation: there is no dropout, there
             are no documents, and layers have no losses.
         host: takes the activations that wait on the host; ``None``: all stay on the device.
+        turns: of the passes of a pair; ``None``: passes run one after the other.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class StagePasses:
         graphs: StageGraphs | None = None,
         slices: Sequence[SequenceSlice] = (),
         host: TakesActivations | None = None,
+        turns: Turns | None = None,
     ) -> None:
         assert plan.slices == (len(slices) or 1), "every pass of the plan has its slice"
         self.model = model
@@ -104,6 +107,7 @@ class StagePasses:
         self._graphs = graphs
         self._slices = slices
         self._host = host
+        self._turns = turns
 
     @property
     def depths(self) -> int:
@@ -314,7 +318,7 @@ class StagePasses:
         if self.plan.split_backward:
             self.store.put("weights", i, deferred, item.chunk)
         else:
-            _run_all(deferred)
+            self._run_all(deferred)
 
     def _hand_back(self, i: int, stage: int, gradient_buh: Tensor) -> None:
         if stage > 0:
@@ -337,7 +341,7 @@ class StagePasses:
 
     def weight_gradients(self, item: Pass) -> None:
         """W: run the products for one stage's weight gradients that B has left."""
-        _run_all(self.store.take("weights", self.plan.unit(item), item.chunk))
+        self._run_all(self.store.take("weights", self.plan.unit(item), item.chunk))
 
     def _defer(self, work: Callable[[], None]) -> None:
         self._deferred.append(work)
@@ -346,8 +350,15 @@ class StagePasses:
         deferred, self._deferred = self._deferred, []
         return deferred
 
+    @torch.no_grad()
+    def _run_all(self, deferred: list[Callable[[], None]]) -> None:
+        if self._turns is not None:
+            self._turns.divided(_popped(deferred))
+        while deferred:  # each product releases its activations as soon as it is done
+            deferred.pop(0)()
 
-@torch.no_grad()
-def _run_all(deferred: list[Callable[[], None]]) -> None:
-    while deferred:  # each product releases its activations as soon as it is done
-        deferred.pop(0)()
+
+def _popped(deferred: list[Callable[[], None]]) -> Iterator[Callable[[], None]]:
+    """Yield the parts of a work, and keep none."""
+    while deferred:
+        yield deferred.pop(0)

@@ -57,9 +57,9 @@ class Recorder:
         yield from self._record("compute", item)
 
     @contextmanager
-    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+    def pair(self, first: Pass, second: Pass) -> Iterator[None]:
         """Record a pair; how its passes took turns is not recorded, so each gets half the time."""
-        yield from self._record("compute", forward, backward)
+        yield from self._record("compute", first, second)
 
     @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:

@@ -9,7 +9,7 @@ from megatron.schedules.counted import counted
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import in_flight
 from megatron.schedules.needs import Comm, needs
-from megatron.schedules.passes import PASS_KINDS, Pass
+from megatron.schedules.passes import PARTNERS, PASS_KINDS, Pass
 from megatron.schedules.plan import Plan, passes_of
 from megatron.schedules.timing import earliest, walk
 
@@ -92,7 +92,7 @@ def _check_row(plan: Plan, rank: int) -> None:
 
 
 def _check_pairs(plan: Plan) -> None:
-    """Check that each pair is an F and the B of another microbatch right after it."""
+    """Check that the passes of each pair stand side by side, and that neither needs the other."""
     found = 0
     for rank, row in enumerate(plan.rows) if plan.pairs else ():
         for index, item in enumerate(row):
@@ -100,20 +100,29 @@ def _check_pairs(plan: Plan) -> None:
                 continue
             found += 1
             other = row[index + 1] if index + 1 < len(row) else None
-            if other is None or (item.kind, other.kind) != ("F", "B"):
-                raise ValueError(
-                    f"rank {rank} cannot join {item} with {other or 'the end of its row'}: a pair "
-                    f"is an F and the B right after it\n{grid(plan, {rank: index})}"
-                )
-            if item.microbatch == other.microbatch:
-                raise ValueError(
-                    f"rank {rank} cannot join {item} and {other}: a B waits for every F of its own "
-                    f"microbatch\n{grid(plan, {rank: index})}"
-                )
+            fault = _fault_of_pair(plan, item, other)
+            if fault is not None:
+                raise ValueError(f"rank {rank} cannot join {fault}\n{grid(plan, {rank: index})}")
     if found < len(plan.pairs):
         run = {(rank, item) for rank, row in enumerate(plan.rows) for item in row}
         rank, item = min(plan.pairs - run)
         raise ValueError(f"rank {rank} joins {item}, which it never runs")
+
+
+def _fault_of_pair(plan: Plan, item: Pass, other: Pass | None) -> str | None:
+    """Return the reason why two neighbours cannot be a pair; ``None``: they may be."""
+    partners = PARTNERS.get(item.kind, ())
+    if other is None or other.kind not in partners:
+        ways = f"after {item.kind} stands {' or '.join(partners)}" if partners else "F or B begins"
+        return f"{item} with {other or 'the end of its row'}: in a pair, {ways}"
+    if plan.treatment.synchronous and other.kind in ("S", "T"):
+        return f"{item} and {other}: all ranks meet at S and T of {plan.treatment.name}"
+    if item.microbatch != other.microbatch:
+        return None
+    if item.kind == "F":
+        return f"{item} and {other}: {other.kind} waits for every F of its own microbatch"
+    same = item._replace(kind=other.kind) == other
+    return f"{item} and {other}: a W waits for its B" if other.kind == "W" and same else None
 
 
 def _check_deadlock(plan: Plan) -> None:

@@ -7,7 +7,7 @@ never decide whether a run is correct.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
@@ -51,11 +51,12 @@ class Costs:
             back) may have one time for each stage.
         exchanges: times of RG and AG in place of those in ``comms``. Each gives the time of every
             pipeline rank, and a latency that each bucket adds.
-        waits: the part of the time of F, R, B or W in which the pass only waits for the exchange of
-            its tokens with other ranks of its stage; absent kinds wait for nothing. The other pass
-            of a pair works meanwhile.
-        journeys: for each kind of pass in ``waits``, the number of exchanges in a pass (of tokens,
-            or of the router's weights); two if a kind is absent. Only drawings use this number.
+        waits: the part of the time of F, R, B or W in which the pass only waits for collectives
+            with other ranks of its stage; absent kinds wait for nothing. The other pass of a pair
+            works meanwhile.
+        journeys: for each kind of pass, how often it lets the other pass of a pair work: in a kind
+            of ``waits`` at every collective, by default twice; in another kind where the pass
+            can be interrupted, by default nowhere.
         slices: for every slice of a microbatch, the costs of its passes and communications; empty:
             each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 
@@ -132,21 +133,24 @@ class Costs:
         return share * total
 
     def journeys_of(self, plan: Plan, rank: int, item: Pass) -> int:
-        """Return how often the tokens of ``item`` travel, if it waits for them."""
+        """Return how often ``item`` lets the other pass of its pair work."""
         own, _ = self._of_slice(plan.slices, item.slice)
-        parts = (part for part in own._parts(plan, item) if part in own.waits)
-        return sum(int(_at(own.journeys.get(part, 2), part, rank, item.chunk)) for part in parts)
+        times = (
+            own.journeys.get(part, 2 if part in own.waits else 0) for part in own._parts(plan, item)
+        )
+        return sum(int(_at(time, item.kind, rank, item.chunk)) for time in times)
 
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
-        """Return the time of a pair: each pass works while the other one waits for its exchange.
-
-        A pass works for c and waits for x. The exchange of the one runs during the work of the
-        other, so the pair takes max(c of the first, x of the second) and max(c of the second, x of
-        the first).
-        """
-        one, other = (self.of_pass(plan, rank, item) for item in pair)
-        waits = [self.waits_of(plan, rank, item) for item in pair]
-        return joined_time(one, waits[0], other, waits[1])
+        """Return the time of a pair, in which each pass works while the other one waits."""
+        one, other = (
+            InTurns(
+                self.of_pass(plan, rank, item),
+                self.waits_of(plan, rank, item),
+                self.journeys_of(plan, rank, item),
+            )
+            for item in pair
+        )
+        return joined_time(one, other)
 
     def _of_slice(self, slices: int, number: int) -> "tuple[Costs, float]":
         """Return the costs of which a slice takes a share, and this share."""
@@ -265,9 +269,39 @@ class Costs:
         return _at(time, kind, rank, chunk)
 
 
-def joined_time(one: float, one_waits: float, other: float, other_waits: float) -> float:
-    """Return the time of a pair, from the times of its passes and the parts in which they wait."""
-    return max(one - one_waits, other_waits) + max(other - other_waits, one_waits)
+class InTurns(NamedTuple):
+    """A pass of a pair.
+
+    Attributes:
+        time: of the pass alone.
+        waits: the part of it in which the pass waits for collectives.
+        journeys: how often it lets the other pass work, as in ``Costs``.
+    """
+
+    time: float
+    waits: float
+    journeys: int
+
+    def beside(self, pieces: int) -> tuple[float, float, float]:
+        """Return the work and the waits beside a pass of so many pieces, and the time alone.
+
+        A pass that hands over more often than the other one has pieces ends alone.
+        """
+        share = min(1.0, pieces / max(1, self.journeys))
+        return share * (self.time - self.waits), share * self.waits, (1 - share) * self.time
+
+
+def joined_time(one: InTurns, other: InTurns) -> float:
+    """Return the time of a pair, in which each pass works while the other one waits.
+
+    A pass works for c and waits for x. The collectives of the one run during the work of the other,
+    so both take max(c of the first, x of the second) and max(c of the second, x of the first). The
+    pieces of a pass take equally long. Where one pass has fewer pieces, the rest of the other one
+    runs alone.
+    """
+    work, waits, alone = one.beside(max(1, other.journeys))
+    its_work, its_waits, its_alone = other.beside(max(1, one.journeys))
+    return max(work, its_waits) + max(its_work, waits) + alone + its_alone
 
 
 def _at(time: Time, kind: PassKind, rank: int, chunk: int) -> float:

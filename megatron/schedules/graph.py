@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from copy import copy
 from itertools import product
 
-from megatron.schedules.costs import Costs, joined_time
+from megatron.schedules.costs import Costs, InTurns, joined_time
 from megatron.schedules.needs import Comm, needs, participants, sources
 from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
@@ -25,7 +25,8 @@ class Graph:
         passes: for every pass number, the pass of microbatch 0, which gives its kind, chunk and
             slice.
         times: for every pass, its duration.
-        waits: for every pass, the part of its duration in which it waits for an exchange.
+        waits: for every pass, the part of its duration in which it waits for collectives.
+        journeys: for every pass, how often it lets the other pass of a pair work.
         own_needs: for every pass, the passes of the same rank that it needs.
         comm_needs: for every pass, the communications that it needs.
         feeds: for every pass, the communications that move its result.
@@ -51,6 +52,7 @@ class Graph:
         self.passes = [item for _, item in places]
         self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
         self.waits = [costs.waits_of(plan, rank, item) for rank, item in places]
+        self.journeys = [costs.journeys_of(plan, rank, item) for rank, item in places]
         self._numbers = {_key(*place): n for n, place in enumerate(places)}
         needed = [needs(plan, rank, item) for rank, item in places]
         # Not a set: its order differs from process to process, but all ranks must number alike.
@@ -138,7 +140,7 @@ class Graph:
         return [self.row(rank, row) for rank, row in enumerate(plan.rows)]
 
     def pairs(self, plan: Plan) -> list[frozenset[int]]:
-        """Return for every rank the numbers of the F of its pairs."""
+        """Return for every rank the numbers of the first passes of its pairs."""
         found: list[set[int]] = [set() for _ in range(plan.ranks)]
         for rank, item in plan.pairs:
             found[rank] |= {*self.row(rank, (item,))}
@@ -146,7 +148,11 @@ class Graph:
 
     def pair_time(self, one: int, other: int) -> float:
         """Return the duration of a pair of two passes, given by their numbers in a microbatch."""
-        return joined_time(self.times[one], self.waits[one], self.times[other], self.waits[other])
+        first, second = (
+            InTurns(self.times[number], self.waits[number], self.journeys[number])
+            for number in (one, other)
+        )
+        return joined_time(first, second)
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
         """Return the passes that have these numbers: the inverse of ``row``."""

@@ -27,11 +27,11 @@ more collectives of a kind may be started, as long as the oldest is not done in 
 
 
 class Run(NamedTuple):
-    """Execute a pass, or the F and the B of a pair together.
+    """Execute a pass, or the two passes of a pair together.
 
     Attributes:
-        item: the pass, or the F of the pair.
-        joined: the B of the pair; ``None`` if the pass runs by itself.
+        item: the pass, or the first of the pair.
+        joined: the second of the pair; ``None`` if the pass runs by itself.
     """
 
     item: Pass

@@ -181,7 +181,7 @@ def _found_joined(request: Request, watch: Watch) -> Found:
         tried.extend(orders_of_block(alone, SCHEDULES[schedule]))
         tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
         tried.extend(stretched_plans(alone, SCHEDULES[schedule], watch))
-    plans = [joined(plan, costs) for plan in tried]
+    plans = [joined(plan, costs, joins_all=request.joins_all) for plan in tried]
     best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
     plain = _found(alone, watch)
     if not best.pairs or earliest_end(plain.plan, costs) < earliest_end(best, costs):

@@ -5,6 +5,7 @@ A microbatch may be cut along its sequence into slices (Seq1F1B, arXiv 2406.0348
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 PassKind = Literal["F", "R", "B", "W", "S", "E", "T", "IF", "IB", "U"]
@@ -20,6 +21,13 @@ PLANNED_KINDS: Final = tuple(kind for kind in PASS_KINDS if kind != "U")
 
 CHUNKED_KINDS: Final[tuple[PassKind, ...]] = ("F", "R", "B", "W")
 """Kinds that belong to a model chunk; the vocabulary passes belong to the rank as a whole."""
+
+PARTNERS: Final[Mapping[PassKind, tuple[PassKind, ...]]] = {
+    "F": ("B", "W", "S", "T", "IB"),
+    "B": ("W", "S", "T", "IB"),
+}
+"""The kinds of passes that may follow an F or a B in a pair. One of the two waits for collectives
+of its layers, and the other one works meanwhile."""
 
 DESCENDING_KINDS: Final[tuple[PassKind, ...]] = ("R", "B", "W", "IB")
 """Kinds that take the slices of a microbatch from the last one to the first; others ascend."""

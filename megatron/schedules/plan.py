@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from megatron.schedules.passes import OfSlice, Pass, PassKind
+from megatron.schedules.passes import PARTNERS, OfSlice, Pass, PassKind
 from megatron.schedules.treatments import TREATMENTS, Treatment
 
 
@@ -29,9 +29,9 @@ class Plan:
         looks_ahead: the last stage also reads embeddings, namely of the tokens that follow
             (multi-token prediction). If the vocabulary is split, CIF and CIB serve the first and
             the last stage.
-        pairs: the rank and the F of every pair. The F is joined with the B that follows it in the
-            row: a rank runs both together, so that one pass computes while the other exchanges
-            tokens (``schedules.pairs``).
+        pairs: the rank and the first pass of every pair, an F or a B. It is joined with the pass
+            that follows it in the row: a rank runs both together, so that one pass computes while
+            the other waits for a collective (``schedules.pairs``).
         slices: slices n into which every microbatch is cut along its sequence. A slice of a
             microbatch is a *unit*: every pass and every communication is of one unit.
         offloaded: number of chunks of every rank whose activations wait on the host between F and
@@ -89,7 +89,7 @@ class Plan:
             yield (item, next(row)) if (rank, item) in self.pairs else (item,)
 
     def row_text(self, rank: int) -> str:
-        """Return the text form of a row: ``F5|B2`` is a pair."""
+        """Return the text form of a row: ``F5|B2`` and ``B5|W2`` are pairs."""
         return " ".join("|".join(map(str, step)) for step in self.steps(rank))
 
     def to_text(self) -> str:
@@ -233,10 +233,11 @@ def _steps(
 
 
 def _step(word: str) -> tuple[Pass, ...]:
-    """Return the pass that a word is, or the F and the B of a pair."""
+    """Return the pass that a word is, or the two passes of a pair."""
     step = tuple(map(Pass.parse, word.split("|")))
-    if len(step) > 1 and tuple(item.kind for item in step) != ("F", "B"):
-        raise ValueError(f"'{word[:40]}' is no pair: join an F and a B, the F first, as in F5|B2")
+    if len(step) > 2 or (len(step) == 2 and step[1].kind not in PARTNERS.get(step[0].kind, ())):
+        ways = ", or ".join(f"{kind} with {' '.join(own)}" for kind, own in PARTNERS.items())
+        raise ValueError(f"'{word[:40]}' is no pair: join {ways}, in this order, as in F5|B2")
     return step
 
 

@@ -60,6 +60,8 @@ class Request:
         quick: whether to limit the search to ``EFFORT_QUICK``, for a plan that is only looked at.
         joined: whether to join each F with a B near it, where the plan does not become longer.
             Without a memory limit a rank may hold one microbatch more for it.
+        joins_all: whether ``joined`` also means other neighbours that save time together: W, S, T
+            or IB with an F or a B.
 
     Raises:
         ValueError: for an unknown name, a count below 1, a memory limit below 1, an option that the
@@ -82,6 +84,7 @@ class Request:
     shortened: bool = True
     quick: bool = False
     joined: bool = False
+    joins_all: bool = False
 
     def __post_init__(self) -> None:
         self._refuse_names()

@@ -8,7 +8,7 @@ from megatron.schedules.catalogue import PAIRED_SCHEDULES
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Pairs of a forward and a backward that run in turns."""
+    """Pairs of passes that run in turns."""
 
     # fmt: off
     overlap_moe_expert_parallel_comm: bool = flag(False,
@@ -20,5 +20,25 @@ class PairSettings:
     delay_wgrad_compute: bool = flag(False,
         "Make weight gradients passes of their own (W), after the pair of their backward, in "
         "schedules that do not split the backward either.",
-        idle_without="--overlap-moe-expert-parallel-comm")
+        idle_without="--overlap-moe-expert-parallel-comm or --tp-comm-overlap")
+    tp_comm_overlap: bool = flag(False,
+        "Join two passes that stand near each other in the plan, where no iteration becomes "
+        "longer: a forward with a backward, or either of them with weight gradients (W) or with a "
+        "pass of the vocabulary layers. Each works while the other one waits for collectives of "
+        "tensor-parallel ranks, or of context-parallel ranks that make no ring. A rank may then "
+        "hold one microbatch more, or as many as --zero-bubble-max-pending-backward allows.")
     # fmt: on
+
+    @property
+    def joins(self) -> bool:
+        """Whether the plan may have pairs."""
+        return self.overlap_moe_expert_parallel_comm or self.tp_comm_overlap
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes at whose collectives the passes of a pair switch.
+
+        A ring is not among them: its messages travel while the pass that sends them works.
+        """
+        experts = ("experts", "expert_tensor") if self.overlap_moe_expert_parallel_comm else ()
+        return (*experts, *(("tensor", "context", "context_heads") if self.tp_comm_overlap else ()))

@@ -93,8 +93,8 @@ def walk(
     Args:
         graph: the passes.
         rows: for every rank the numbers of its passes, in order.
-        pairs: for every rank the numbers of the F of its pairs; empty: the plan has no pairs. A
-            pair starts when the needs of both passes are met, and both end together.
+        pairs: for every rank the numbers of the first passes of its pairs; empty: the plan has no
+            pairs. A pair starts when the needs of both passes are met, and both end together.
 
     The effort is linear in the number of passes: a rank that waits for a communication is not
     looked at again before this communication is ready.

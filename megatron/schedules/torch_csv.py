@@ -3,7 +3,7 @@
 A row of the file is a rank. A cell is an action: the number of the stage, the kind of work and the
 microbatch. ``2F0`` is a forward, ``2B0`` a whole backward, ``2I0`` a backward that computes the
 input gradient only, and ``2W0`` the weight gradient that ``2I0`` leaves out.
-``(2F3;5I1)OVERLAP_F_B`` is a pair.
+``(2F3;5I1)OVERLAP_F_B`` is a pair of an F and a B; the passes of other pairs stand apart.
 ``_PipelineScheduleRuntime._load_csv`` reads such a file, adds the communication and runs the
 schedule; torchtitan uses it for the file that ``pipeline_parallel_schedule_csv`` names. PyTorch
 numbers stages in the order in which the data flows. The rows show on which rank each stage is.
@@ -50,7 +50,9 @@ def to_torch_csv(plan: Plan) -> str:
         actions = [
             f"{plan.stage_of[rank, item.chunk]}{kinds[item.kind]}{item.microbatch}" for item in step
         ]
-        return actions[0] if len(actions) == 1 else f"({';'.join(actions)})OVERLAP_F_B"
+        if [item.kind for item in step] == ["F", "B"]:
+            return f"({';'.join(actions)})OVERLAP_F_B"
+        return ",".join(actions)
 
     rows = (",".join(cell(rank, step) for step in plan.steps(rank)) for rank in range(plan.ranks))
     return "".join(f"{row}\n" for row in rows)

@@ -114,19 +114,19 @@ class _Durations:
 
     Attributes:
         steps: for every rank, the time of each of its steps.
-        forwards: for every rank and step, the part of a pair's time that counts as its F; ``None``
-            for a pass by itself.
+        firsts: for every rank and step, the part of a pair's time that counts as its first pass;
+            ``None`` for a pass by itself.
         comms: the time of every communication.
     """
 
     def __init__(self, numbered: Numbered, costs: Costs) -> None:
         program = numbered.program
         self.steps: list[list[float]] = []
-        self.forwards: list[list[float | None]] = []
+        self.firsts: list[list[float | None]] = []
         for rank, steps in enumerate(numbered.steps):
             times = [_step_time(program, costs, rank, step) for step in steps]
             self.steps.append([time for time, _ in times])
-            self.forwards.append([forward for _, forward in times])
+            self.firsts.append([first for _, first in times])
         self.comms = list[float]()
         for at, (comm, alike) in enumerate(zip(numbered.comms, numbered.alike, strict=True)):
             known = alike < at
@@ -134,7 +134,7 @@ class _Durations:
 
 
 def _step_time(program: Program, costs: Costs, rank: int, step: Run) -> tuple[float, float | None]:
-    """Return the time of a pass or a pair, and the part of a pair's time that counts as its F."""
+    """Return the time of a pass or a pair, and the part of a pair's time for its first pass."""
     time = pass_time(program, costs, rank, step.item)
     if step.joined is None:
         return time, None
@@ -231,21 +231,21 @@ class Clocks:
         last = max((row[-1] for row in self.after if row), default=0.0)
         return max(last, max(self.ends, default=0.0))
 
-    def forward_part(self, rank: int, number: int) -> float | None:
-        """Return the part of a pair's time that counts as its F; ``None``: it is a single pass."""
-        return self._durations.forwards[rank][number]
+    def first_part(self, rank: int, number: int) -> float | None:
+        """Return the part of a pair's time for its first pass; ``None``: the pass is alone."""
+        return self._durations.firsts[rank][number]
 
     def passes(self, rank: int) -> list[tuple[float, float]]:
         """Return the start and the end of every pass of a rank, in order."""
         found, before = list[tuple[float, float]](), 0.0
-        forwards = self._durations.forwards[rank]
+        firsts = self._durations.firsts[rank]
         for number, after in zip(self.numbered.rows[rank], self.after[rank], strict=True):
             if number >= 0:
-                forward = forwards[number]
-                if forward is None:
+                first = firsts[number]
+                if first is None:
                     found.append((before, after))
                 else:
-                    found += [(before, before + forward), (before + forward, after)]
+                    found += [(before, before + first), (before + first, after)]
             before = after
         return found
 

@@ -2,9 +2,10 @@
 
 In such a pass work and exchanges take turns: F works before each of its exchanges, and B after each
 of its exchanges. A pass that runs alone idles while its tokens travel. In a pair the other pass
-works meanwhile. So a pair has rounds: in each round first the F works during an exchange of the B,
-and then the B during an exchange of the F. The executor's turns have the same order
-(``parallel/turns.py``). All rounds are equally long, and together they take ``Costs.of_pair``.
+works meanwhile. So a pair has rounds: in each round first the first pass works during an exchange
+of the second, and then the second during an exchange of the first. The executor's turns have the
+same order (``parallel/turns.py``). All rounds are equally long. The pass with more exchanges goes
+on alone after the last round. Rounds and rest together take ``Costs.of_pair``.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.costs import Costs
-from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
 
@@ -33,7 +34,7 @@ def with_segments(timeline: Timeline, plan: Plan, costs: Costs) -> Timeline:
             continue
         if not span.beside:
             segments.extend(_alone(span, plan, costs))
-        elif span.kind == "F":
+        elif span.leads:
             segments.extend(_of_pair(span, others[span.rank, span.beside], plan, costs))
     return replace(timeline, segments=tuple(segments))
 
@@ -51,26 +52,28 @@ def _alone(span: Span, plan: Plan, costs: Costs) -> Iterator[Span]:
         yield span._replace(lane="tokens", start=begin, end=begin + slower * wait / turns)
 
 
-def _of_pair(forward: Span, backward: Span, plan: Plan, costs: Costs) -> Iterator[Span]:
+def _of_pair(first: Span, second: Span, plan: Plan, costs: Costs) -> Iterator[Span]:
     """Yield the work and the exchanges of a pair."""
-    rank, pair = forward.rank, (forward, backward)
-    items = _pass(forward), _pass(backward)
-    waits = [costs.waits_of(plan, rank, item) for item in items]
-    if not any(waits):
+    rank, pair = first.rank, (first, second)
+    items = _pass(first), _pass(second)
+    if not any(costs.waits_of(plan, rank, item) for item in items):
         return
-    works = [costs.of_pass(plan, rank, items[i]) - waits[i] for i in (0, 1)]
-    rounds = max(costs.journeys_of(plan, rank, item) for item in items)
-    slower = (backward.end - forward.start) / costs.of_pair(plan, rank, items) / rounds
-    start = forward.start
-    for _ in range(rounds):
+    slower = (second.end - first.start) / costs.of_pair(plan, rank, items)
+    turns = [max(1, costs.journeys_of(plan, rank, item)) for item in items]
+    waits = [slower * costs.waits_of(plan, rank, items[i]) / turns[i] for i in (0, 1)]
+    works = [slower * costs.of_pass(plan, rank, items[i]) / turns[i] - waits[i] for i in (0, 1)]
+    start = first.start
+    for turn in range(max(turns)):
         for own, other in ((0, 1), (1, 0)):
-            work, travel = slower * works[own], slower * waits[other]
-            yield pair[own]._replace(lane="work", start=start, end=start + work)
+            work = works[own] if turn < turns[own] else 0.0
+            travel = waits[other] if turn < turns[other] else 0.0
+            if work:
+                yield pair[own]._replace(lane="work", start=start, end=start + work)
             if travel:
                 yield pair[other]._replace(lane="tokens", start=start, end=start + travel)
             start += max(work, travel)
 
 
 def _pass(span: Span) -> Pass:
-    kind = next(kind for kind in CHUNKED_KINDS if kind == span.kind)
+    kind = next(kind for kind in PASS_KINDS if kind == span.kind)
     return Pass(kind, span.microbatch, span.chunk, span.slice)

@@ -21,8 +21,8 @@ class Span(NamedTuple):
         label: text form of the pass or communication.
         chunk: model chunk of the pass; 0 for communications.
         beside: for a pass of a pair, the label of the other one. A rank runs both from the start of
-            the F to the end of the B. Their spans share this time: the F has the first part, the
-            B the second.
+            the first to the end of the second. Their spans share this time: the first has the first
+            part, the second the rest.
         slice: slice of the microbatch.
     """
 
@@ -41,6 +41,12 @@ class Span(NamedTuple):
     def length(self) -> float:
         """Time from the start of the span to its end."""
         return self.end - self.start
+
+    @property
+    def leads(self) -> bool:
+        """Whether the span is of the first pass of a pair: of an F, or of a B without an F."""
+        is_first = self.kind == "F" or (self.kind == "B" and not self.beside.startswith("F"))
+        return bool(self.beside) and is_first
 
     @property
     def is_exchange(self) -> bool:
@@ -152,20 +158,20 @@ def _run_spans(
     clocks: Clocks, rank: int, step: Run, number: int, start: float, end: float
 ) -> tuple[Span, ...]:
     """Return the spans of a pass or of a pair, given by its number too."""
-    forward = clocks.forward_part(rank, number)
-    if forward is None or step.joined is None:
+    first = clocks.first_part(rank, number)
+    if first is None or step.joined is None:
         return (pass_span(rank, step.item, start, end),)
-    return pair_spans(rank, (step.item, step.joined), start, start + forward, end)
+    return pair_spans(rank, (step.item, step.joined), start, start + first, end)
 
 
 def pair_spans(
     rank: int, pair: tuple[Pass, Pass], start: float, middle: float, end: float
 ) -> tuple[Span, Span]:
     """Return the spans of a pair that a rank runs from ``start`` to ``end``."""
-    forward, backward = pair
+    first, second = pair
     return (
-        pass_span(rank, forward, start, middle, str(backward)),
-        pass_span(rank, backward, middle, end, str(forward)),
+        pass_span(rank, first, start, middle, str(second)),
+        pass_span(rank, second, middle, end, str(first)),
     )
 
 

@@ -66,13 +66,13 @@ def connect(
 def _of_passes(config: ParallelConfig) -> int:
     """Return how many collectives of passes may be under way together on a rank.
 
-    Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair the
-    exchange of one pass during the collectives of the other.
+    Passes wait for theirs at once, with two exceptions: the messages of a ring, and in a pair a
+    collective of one pass during those of the other.
     """
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
     passes_on = grid.context_size > 1 and CONTEXT_EXCHANGES[config.context_exchange].has_ring
-    return shares + passes_on + config.pairs.overlap_moe_expert_parallel_comm
+    return shares + passes_on + config.pairs.joins
 
 
 def leave(groups: Groups) -> NoReturn:

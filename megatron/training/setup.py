@@ -231,8 +231,9 @@ def build_train_state(
     rank.
     """
     run_plan = make_run_plan(config) if run_plan is None else run_plan
-    if config.parallel.pairs.overlap_moe_expert_parallel_comm:
-        groups = with_turns(groups)
+    pairs = config.parallel.pairs
+    if pairs.joins:
+        groups = with_turns(groups, pairs.axes)
     model = make_model(config, groups, run_plan)
     parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
     axis = groups.gradients

@@ -285,7 +285,7 @@ def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
             "--num-experts 1 --moe-expert-capacity-factor 2 --moe-token-drop-policy position",
             "--moe-token-drop-policy changes nothing at",
         ),
-        ("--num-experts 1 --delay-wgrad-compute", "--delay-wgrad-compute changes nothing at"),
+        ("--num-experts 1 --delay-wgrad-compute", "--delay-wgrad-compute changes nothing w"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
         ("--cuda-graph-impl local", "no graph hands over"),
         ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),

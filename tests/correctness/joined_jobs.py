@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
 from correctness.short_runs import Job, Layout
 
 from megatron.config.run_config import RunConfig
@@ -59,3 +60,20 @@ def counted_turns() -> Iterator[Callable[[], int]]:
 
     with patch.object(Turns, "hand_over", counted):
         yield lambda: count
+
+
+def switched(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> tuple[RankRun, int]:
+    """Train; also count how often a pass has handed over to one that was not over."""
+    with counted_turns() as turns:
+        run = train_on_rank(rank, world_size, config=config, batches=batches)
+    return run, turns()
+
+
+def same(one: Pieces, other: Pieces) -> bool:
+    """Whether two runs of a rank left the same bits of the same boxes of the same tensors."""
+    if one.keys() != other.keys():
+        return False
+    pairs = [pair for name in one for pair in zip(one[name][1], other[name][1], strict=True)]
+    return all(box == its_box and torch.equal(a, b) for (box, a), (its_box, b) in pairs)

@@ -7,10 +7,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.agreement import errors
-from correctness.joined_jobs import config_of, counted_turns, file_of
+from correctness.joined_jobs import config_of, file_of, same, switched
 from correctness.rank_runs import (
     Batches,
-    Pieces,
     RankRun,
     assemble,
     check_agreement,
@@ -44,23 +43,6 @@ LAYOUTS = [
     ("deepseek", Layout(2, "none", replicas=2, experts=2, dispatcher="alltoall")),
     full("qwen2", Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")),
 ]  # fmt: skip
-
-
-def switched(
-    rank: int, world_size: int, *, config: RunConfig, batches: Batches
-) -> tuple[RankRun, int]:
-    """Train; also count how often a pass has handed over to one that was not over."""
-    with counted_turns() as turns:
-        run = train_on_rank(rank, world_size, config=config, batches=batches)
-    return run, turns()
-
-
-def same(one: Pieces, other: Pieces) -> bool:
-    """Whether two runs of a rank left the same bits of the same boxes of the same tensors."""
-    if one.keys() != other.keys():
-        return False
-    pairs = [pair for name in one for pair in zip(one[name][1], other[name][1], strict=True)]
-    return all(box == its_box and torch.equal(a, b) for (box, a), (its_box, b) in pairs)
 
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=str)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from correctness.agreement import errors
-from correctness.joined_jobs import config_of, counted_turns, file_of
+from correctness.joined_jobs import config_of, counted_turns, file_of, same
 from correctness.rank_runs import RankRun, assemble, train_on_rank
 from correctness.short_runs import Layout
 from correctness.test_expert_ranks import Known, by_reference, job_of
 from correctness.test_experts import ACTIVATIONS, MODELS, PARTS, WHOLE, compare
-from correctness.test_pairs_trained import same
 from harness.marks import full
 from harness.rank_pool import RankPool
 from parallel.deep_ep_stand_in import Buffer, WideBuffer, installed

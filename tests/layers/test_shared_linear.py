@@ -136,7 +136,7 @@ def test_communication_runs_beside_a_product(way: Way, expected: list[str]) -> N
 
 @pytest.mark.parametrize(
     ("way", "in_b"),
-    [("columns", ["dX", "reduction begins", "reduction done"]), ("rows", ["gather", "dX"])],
+    [("columns", ["dX", "reduce"]), ("rows", ["gather", "dX"])],
 )
 def test_w_gathers_again(way: Way, in_b: list[str]) -> None:
     """From B to W a rank keeps nothing of the tokens that others have."""

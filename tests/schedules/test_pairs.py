@@ -20,6 +20,7 @@ from schedules.cases import (
     seeds,
     with_comms,
 )
+from schedules.paired import kinds_of_pairs, paired
 
 from megatron.schedules.buckets import with_reductions
 from megatron.schedules.catalogue import SCHEDULES
@@ -42,7 +43,7 @@ PLAIN = cases(vocabulary=st.just("none"), passes=40).map(lambda case: case._repl
 
 
 def waiting(case: Case, seed: int) -> Costs:
-    """Return unequal costs of a case's passes, of which F and B wait a part."""
+    """Return unequal costs of a case's passes, of which F and B wait a part, and W with luck."""
     random, costs = Random(seed), random_costs(seed, case.ranks, case.chunks)
     share = random.choice([0.0, 0.25, 0.5, 0.75])
 
@@ -52,7 +53,10 @@ def waiting(case: Case, seed: int) -> Costs:
             for rank in range(case.ranks)
         ]
 
-    return replace(costs, waits={"F": part("F"), "B": part("B")})
+    waits: list[PassKind] = ["F", "B", "W"]
+    wait = waits[: random.choice([2, 3])]
+    often = {kind: random.randint(1, 6) for kind in waits[: random.choice([2, 3])]}
+    return replace(costs, waits={kind: part(kind) for kind in wait}, journeys=often)
 
 
 def ends_by_hand(plan: Plan, costs: Costs) -> dict[tuple[int, Pass], float]:
@@ -87,18 +91,39 @@ def ends_by_hand(plan: Plan, costs: Costs) -> dict[tuple[int, Pass], float]:
 
 
 def taken_by_hand(plan: Plan, costs: Costs, rank: int, step: tuple[Pass, ...]) -> float:
-    """Two passes share a device and a link: no less than either is busy, nor either pass alone."""
+    """Two passes share a device and a link: no less than either is busy, nor either pass alone.
+
+    That holds for as many pieces as both have; the pieces that one has more of run alone.
+    """
     times = [costs.of_pass(plan, rank, item) for item in step]
     waits = [costs.waits_of(plan, rank, item) for item in step]
-    return max(sum(times) - sum(waits), sum(waits), *times)
+    if len(step) == 1:
+        return times[0]
+    pieces = [max(1, pieces_by_hand(plan, costs, item)) for item in step]
+    time, wait = ([own / n for own, n in zip(each, pieces, strict=True)] for each in (times, waits))
+    both = max(sum(time) - sum(wait), sum(wait), *time)
+    rest = sum((n - min(pieces)) * own for n, own in zip(pieces, time, strict=True))
+    return min(pieces) * both + rest
+
+
+def pieces_by_hand(plan: Plan, costs: Costs, item: Pass) -> int:
+    """How often a pass hands over; a whole backward also forms the gradients of W."""
+    kinds: list[PassKind] = [item.kind]
+    if item.kind == "B" and not plan.split_backward:
+        kinds.append("W")
+    times = [costs.journeys.get(kind, 2 if kind in costs.waits else 0) for kind in kinds]
+    return sum(time for time in times if isinstance(time, int))
 
 
 @settings(max_examples=examples(40))
-@given(ALL, seeds)
-def test_a_joined_plan_is_a_plan_that_is_no_longer_and_holds_no_more(case: Case, seed: int) -> None:
+@given(ALL, seeds, st.booleans())
+def test_a_joined_plan_is_a_plan_that_is_no_longer_and_holds_no_more(
+    case: Case, seed: int, joins_all: bool
+) -> None:
     plan, costs = case.plan, with_comms(waiting(case, seed), seed)
-    made = joined(plan, costs)
+    made = joined(plan, costs, joins_all=joins_all)
     check(made)
+    assert joins_all or {*kinds_of_pairs(made)} <= {("F", "B")}
     for rank in range(plan.ranks):
         assert len(made.rows[rank]) == len(plan.rows[rank])
         assert {*made.rows[rank]} == expected_passes(plan, rank)
@@ -114,7 +139,7 @@ def test_a_joined_plan_is_a_plan_that_is_no_longer_and_holds_no_more(case: Case,
 def test_its_times_are_those_of_the_rule_of_two_resources(
     case: Case, seed: int, other: int
 ) -> None:
-    made = joined(case.plan, waiting(case, seed))
+    made = paired(case.plan, seed, share=0.3)
     costs = with_comms(waiting(case, other), other)
     expected, timing = ends_by_hand(made, costs), earliest(made, costs)
     for rank, row in enumerate(made.rows):
@@ -124,7 +149,7 @@ def test_its_times_are_those_of_the_rule_of_two_resources(
 @settings(max_examples=examples(40))
 @given(ALL, seeds, seeds)
 def test_its_program_runs_with_any_other_costs(case: Case, seed: int, other: int) -> None:
-    made = joined(case.plan, waiting(case, seed))
+    made = paired(case.plan, seed, share=0.3)
     costs = with_comms(waiting(case, other), other)
     program = EvenBuckets(Overlap(reduce=True)).added_to(lower(made, costs))
     for rank, row in enumerate(program.rows):
@@ -135,7 +160,7 @@ def test_its_program_runs_with_any_other_costs(case: Case, seed: int, other: int
         spans = timeline.compute(rank)
         assert [span.label for span in spans] == [*map(str, made.rows[rank])]
         assert all(a.end <= b.start + 1e-9 for a, b in pairwise(spans))
-        beside = {span.label for span in spans if span.beside and span.kind == "F"}
+        beside = {span.label for span in spans if span.leads}
         assert beside == {str(item) for at, item in made.pairs if at == rank}
 
 
@@ -154,9 +179,10 @@ TWO = "microbatches 2\nstages 0.0 1.0\nvocabulary none\n"
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("0: F0 F1|B0 B1\n1: F0 B0|F1 B1\n", "line 5: 'B0|F1' is no pair: join an F and a B"),
+        ("0: F0 F1|B0 B1\n1: F0 B0|F1 B1\n", "line 5: 'B0|F1' is no pair: join F with B W"),
         ("0: F0 F1|B0|B1\n1: F0 F1 B0 B1\n", "line 4: 'F1|B0|B1' is no pair"),
-        ("0: F0 F1 B0 B1\n1: F0|B0 F1 B1\n", "rank 1 cannot join F0 and B0: a B waits for every F"),
+        ("0: F0 F1 B0 B1\n1: F0|B0 F1 B1\n", "rank 1 cannot join F0 and B0: B waits for every F"),
+        ("0: F0 F1|F2 B0 B1\n1: F0 F1 B0 B1\n", "line 4: 'F1|F2' is no pair"),
         (
             "0: F0 F1|B0 B1\n1: F0 F1|B0 B1\n",
             "rank 0 waits at F1|B0 for G0 from 1; rank 1 waits at F1|B0 for X1 from 0",
@@ -170,7 +196,7 @@ def test_pairs_that_cannot_run_are_refused(rows: str, message: str) -> None:
 
 def test_a_pair_of_passes_that_are_no_neighbours_is_refused() -> None:
     plan = make_plan("1f1b", "none", 2, 3, shortened=False)
-    with pytest.raises(ValueError, match="cannot join F0 with F1: a pair is an F and the B right"):
+    with pytest.raises(ValueError, match="cannot join F0 with F1: in a pair, after F stands B or"):
         check(replace(plan, pairs=frozenset({(0, Pass("F", 0))})))
     with pytest.raises(ValueError, match="rank 0 joins F7, which it never runs"):
         check(replace(plan, pairs=frozenset({(0, Pass("F", 7))})))
@@ -182,6 +208,65 @@ def test_what_is_made_of_a_joined_plan() -> None:
     assert plan_of_one(plan).row_text(0) == "F0 B0"
     assert evaluation_plan(plan).row_text(0) == "F0 F1"
     assert joined(evaluation_plan(plan)).pairs == frozenset()
+
+
+SPLIT = "microbatches 3\nstages 0.0\nvocabulary none\n"
+NO_PAIR = {
+    "F0 F1 B0|W0 F2 B1 W1 B2 W2": "cannot join B0 and W0: a W waits for its B",
+    "F0 F1 B0|W1 W0 B1 F2 B2 W2": "waits at B0|W1 for B1",
+    "F0|W0 B0 F1 B1 W1 F2 B2 W2": "cannot join F0 and W0: W waits for every F of its own",
+}
+
+
+@pytest.mark.parametrize("row", NO_PAIR)
+def test_a_pass_is_never_joined_with_one_that_needs_it(row: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(NO_PAIR[row])):
+        check(Plan.from_text(f"{SPLIT}0: {row}\n"))
+
+
+def test_passes_at_which_all_ranks_meet_run_alone() -> None:
+    header = "microbatches 2\nstages 0.0\nvocabulary interlaced\n"
+    rows = "0: IF0 IF1 F0 F1|S0 T0 S1 T1 B0 B1 IB0 IB1\n"
+    with pytest.raises(ValueError, match="F1 and S0: all ranks meet at S and T of interlaced"):
+        check(Plan.from_text(header + rows))
+
+
+def test_two_chunks_of_one_microbatch_may_be_joined() -> None:
+    row = "F0 F0.1 B0.1 B0|W0.1 W0"
+    plan = Plan.from_text(f"microbatches 1\nstages 0.0 0.1\nvocabulary none\n0: {row}\n")
+    check(plan)
+    assert plan.row_text(0) == row
+
+
+COLLECTIVES = Costs(
+    {"F": 5.0, "B": 5.0, "W": 4.0},
+    waits={"F": 1.0, "B": 1.0},
+    journeys={"F": 4, "B": 4, "W": 4},
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        # F and B hide each other's waits, so no wait is left for W.
+        ("F0 F1 B0 W0 F2 B1 W1 B2 W2", "F0 F1|B0 W0 F2|B1 B2|W1 W2"),
+        ("F0 F1 F2 B0 W0 B1 W1 B2 W2", "F0 F1 F2|B0 B1|W0 B2|W1 W2"),
+        # Any pair would hold a second microbatch.
+        ("F0 B0 W0 F1 B1 W1 F2 B2 W2", "F0 B0 W0 F1 B1 W1 F2 B2 W2"),
+    ],
+)
+def test_an_older_w_hides_the_waits_of_b(row: str, expected: str) -> None:
+    plan = Plan.from_text(f"{SPLIT}0: {row}\n")
+    assert joined(plan, COLLECTIVES, joins_all=True).row_text(0) == expected
+
+
+def test_a_pass_in_one_piece_hides_one_collective() -> None:
+    plan = Plan.from_text(f"{SPLIT}0: F0 F1 B0 F2 B1|W0 W1 B2 W2\n")
+    pair = Pass("B", 1), Pass("W", 0)
+    # In four pieces W hides all waits of B; in one, the first of four.
+    assert COLLECTIVES.of_pair(plan, 0, pair) == 5 + 4 - 1
+    whole = replace(COLLECTIVES, journeys={"F": 4, "B": 4})
+    assert whole.of_pair(plan, 0, pair) == 5 + 4 - 1 / 4
 
 
 @pytest.mark.parametrize(

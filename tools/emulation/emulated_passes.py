@@ -98,10 +98,10 @@ class Pacer(Recorder):
             self.sleep_until(start + self._duration(item))
 
     @contextmanager
-    def pair(self, forward: Pass, backward: Pass) -> Iterator[None]:
+    def pair(self, first: Pass, second: Pass) -> Iterator[None]:
         """Let the passes of a pair last by themselves (``in_turns``)."""
         self._is_pair = True
-        with super().pair(forward, backward):
+        with super().pair(first, second):
             yield
         self._is_pair = False
 
@@ -146,7 +146,7 @@ def overheads_of(spans: Iterable[Span]) -> list[float]:
         if span.lane == "wait":
             awake += span.length
         elif span.lane == "compute":
-            if not (span.beside and span.kind == "B"):  # that follows the F of its pair at once
+            if span.leads or not span.beside:  # the second of a pair follows the first at once
                 found.append(span.start - awake)
             awake = span.end
     return found

@@ -3,7 +3,7 @@
 A count lists what a pass of one rank launches, sends and keeps (``count.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Final, Protocol
@@ -25,6 +25,9 @@ from megatron.simulator.costs.count import (
 FLOPS_PER_BYTE: Final = 100
 """FLOPs that stand for moving one byte where the machine is not known. Real devices do about a
 hundred operations in the time of a byte."""
+
+OF_EXPERTS: Final = ("experts", "expert_tensor")
+"""The axes on which tokens travel to experts."""
 
 Crossing = frozenset[tuple[int, int]]
 """Pairs of pipeline ranks, ascending, whose messages leave a machine."""
@@ -84,7 +87,11 @@ BY_FLOPS: Final = Flops()
 
 
 def costs_of(
-    counts: Sequence[RankCount], plan: Plan, price: Price, crossing: Crossing = frozenset()
+    counts: Sequence[RankCount],
+    plan: Plan,
+    price: Price,
+    crossing: Crossing = frozenset(),
+    hidden: Collection[str] = OF_EXPERTS,
 ) -> Costs:
     """Return the costs of a plan.
 
@@ -93,6 +100,7 @@ def costs_of(
         plan: any plan with the passes and stages of the plan that was counted.
         price: turns counts into times.
         crossing: pairs of pipeline ranks that are in different machines.
+        hidden: the axes at whose collectives the other pass of a pair works.
 
     Returns:
         The costs of a microbatch, and those of its slices if they were counted.
@@ -106,9 +114,11 @@ def costs_of(
     for kind in PASS_KINDS:
         if any(known == kind for known, _ in counts[0].passes):
             passes[kind] = _table(counts, kind, plan, seconds)
-            if kind in CHUNKED_KINDS and _exchanges_tokens(counts, kind):
-                waits[kind] = _table(counts, kind, plan, partial(_wait, price, seconds))
-                journeys[kind] = _table(counts, kind, plan, _journeys)
+            if kind in CHUNKED_KINDS and _exchanges(counts, kind, hidden):
+                waits[kind] = _table(counts, kind, plan, partial(_wait, price, seconds, hidden))
+                journeys[kind] = _table(counts, kind, plan, partial(_journeys, hidden))
+            if kind == "W" and not set(hidden) <= set(OF_EXPERTS):
+                journeys[kind] = _table(counts, kind, plan, partial(_pieces, hidden))
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
@@ -116,38 +126,44 @@ def costs_of(
         copies = [price.copy(counts[rank].moved.get(chunk, 0)) for rank, chunk in plan.stages]
         comms["O"] = comms["L"] = copies
     slices = zip(*(count.slices for count in counts), strict=True)
-    own = tuple(costs_of(each, plan, price, crossing) for each in slices)
+    own = tuple(costs_of(each, plan, price, crossing, hidden) for each in slices)
     return Costs(passes, comms, waits=waits, journeys=journeys, slices=own)
 
 
-_OF_EXPERTS: Final = ("experts", "expert_tensor")
-"""The axes on which tokens travel to experts: the passes of a pair hide this from each other."""
-
-
-def _exchange(work: Work) -> tuple[Collective, ...]:
-    """Return the collectives of a work in which tokens travel to experts or back."""
+def _exchange(work: Work, hidden: Collection[str]) -> tuple[Collective, ...]:
+    """Return the collectives of a work on axes whose collectives pairs hide."""
     steps = (step for step in work.steps if isinstance(step, Collective))
-    return tuple(step for step in steps if step.axis in _OF_EXPERTS)
+    return tuple(step for step in steps if step.axis in hidden)
 
 
-def _exchanges_tokens(counts: Sequence[RankCount], kind: PassKind) -> bool:
+def _exchanges(counts: Sequence[RankCount], kind: PassKind, hidden: Collection[str]) -> bool:
     own = (pass_ for count in counts for (known, _), pass_ in count.passes.items() if known == kind)
-    return any(_exchange(work) for pass_ in own for work, _ in pass_.parts)
+    return any(_exchange(work, hidden) for pass_ in own for work, _ in pass_.parts)
 
 
-def _wait(price: Price, seconds: Callable[[PassCount], float], count: PassCount) -> float:
-    """Return the time in which a pass waits for its tokens to travel; a part of its time."""
-    alone = sum(times * price.seconds(Work(_exchange(work))) for work, times in count.parts)
+def _wait(
+    price: Price, seconds: Callable[[PassCount], float], hidden: Collection[str], count: PassCount
+) -> float:
+    """Return the time in which a pass waits for collectives that pairs hide; a part of its time."""
+    alone = sum(times * price.seconds(Work(_exchange(work, hidden))) for work, times in count.parts)
     return min(alone, seconds(count))
 
 
-def _journeys(count: PassCount) -> float:
-    """Return how often the tokens of a pass travel: exchanges without a product between are one."""
+def _pieces(hidden: Collection[str], count: PassCount) -> float:
+    """Return how often a W lets another pass work: at its collectives, or after each product."""
+    products = sum(
+        times * sum(bool(launch.flops) for launch in work.launches) for work, times in count.parts
+    )
+    return max(_journeys(hidden, count), float(products))
+
+
+def _journeys(hidden: Collection[str], count: PassCount) -> float:
+    """Return how often a pass waits for collectives; without a product between, several are one."""
     found = 0
     for work, times in count.parts:
         computes = True
         for step in work.steps:
-            if isinstance(step, Collective) and step.axis in _OF_EXPERTS:
+            if isinstance(step, Collective) and step.axis in hidden:
                 found, computes = found + times * computes, False
             elif isinstance(step, Launch) and step.flops:
                 computes = True

@@ -99,7 +99,7 @@ def held(program: Program, memory: RankMemory, rank: int) -> Iterator[tuple[floa
     late = _late_waits(program.rows[rank])
     known: dict[object, tuple[float, float]] = {}
     for step in program.rows[rank]:
-        item: OfSlice = step.item if isinstance(step, Run) else step.comm
+        item: OfSlice = step.passes[-1] if isinstance(step, Run) else step.comm
         waits_late = (item.microbatch, item.slice) in late
         key = (*_alike(step), waits_late)
         if key not in known:
@@ -142,8 +142,9 @@ def _late_waits(row: Sequence[Instruction]) -> set[tuple[int, int]]:
     """
     read, late = set[tuple[int, int]](), set[tuple[int, int]]()
     for step in row:
-        if isinstance(step, Run) and step.item.kind == "IB":
-            read.add((step.item.microbatch, step.item.slice))
+        if isinstance(step, Run) and step.passes[-1].kind == "IB":
+            item = step.passes[-1]
+            read.add((item.microbatch, item.slice))
         elif isinstance(step, Wait) and step.comm.kind == "CIB":
             late |= {(step.comm.microbatch, step.comm.slice)} & read
     return late
@@ -151,10 +152,11 @@ def _late_waits(row: Sequence[Instruction]) -> set[tuple[int, int]]:
 
 def _with_late_wait(count: RankCount, step: Instruction, own: PassCount) -> PassCount:
     """Return the count of a step of a unit of ``_late_waits``: the wait frees the bytes of IB."""
-    if isinstance(step, Run) and step.item.kind == "IB":
-        return PassCount(peak=own.peak)
+    freed = count.passes.get(("IB", 0), NO_PASS).left
+    if isinstance(step, Run) and step.passes[-1].kind == "IB":
+        return PassCount(left=own.left - freed, peak=own.peak)
     if isinstance(step, Wait) and step.comm.kind == "CIB":
-        return PassCount(left=own.left + count.passes.get(("IB", 0), NO_PASS).left)
+        return PassCount(left=own.left + freed)
     return own
 
 

@@ -225,7 +225,7 @@ class _Sheet:
             if span.label not in known:
                 self.boxes.append(box)
                 self._draw_number(str(span.microbatch), box)
-            elif span.kind == "F":
+            elif span.leads:
                 other = by_label[span.beside]
                 pair = self._pass_box(span._replace(end=other.end), part, y)
                 self._draw_number(f"{span.microbatch}|{other.microbatch}", pair)
@@ -239,7 +239,7 @@ class _Sheet:
     def _draw_joint(self, span: Span, box: Box) -> None:
         """Draw the half of a pair's bar that lies over ``box``; bars of two pairs do not touch."""
         inset = min(_INSET, box.width / 2)
-        x = box.x + inset if span.kind == "F" else box.x
+        x = box.x + inset if span.leads else box.x
         self.boxes.append(Box("pair", "", x, box.y, box.width - inset, _BAR))
 
     def _pass_box(self, span: Span, part: Stretch, y: int) -> Box:

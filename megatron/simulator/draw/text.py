@@ -24,7 +24,7 @@ _IDLE: Final = "."
 _NAMELESS: Final = "+"
 _END: Final = "|"
 _JOINT: Final = "&"
-"""The end of a pass, and the end of the F of a pair."""
+"""The end of a pass, and the end of the first pass of a pair."""
 
 
 class _Piece(NamedTuple):
@@ -41,8 +41,8 @@ class _Piece(NamedTuple):
 
     @property
     def last_sign(self) -> str:
-        """The sign in the last column: it marks the end of a pass, or of the F of a pair."""
-        return _JOINT if self.span.beside and self.span.kind == "F" else _END
+        """The sign in the last column: it marks the end of a pass, or of the first of a pair."""
+        return _JOINT if self.span.leads else _END
 
     @property
     def text(self) -> str:
@@ -141,7 +141,7 @@ def _legend(pieces: Sequence[_Piece], column: str) -> Iterator[str]:
         chunk = f" in chunk {example.chunk} of its rank" if example.chunk else ""
         yield f"{example.label} is {example.kind} of microbatch {example.microbatch}{chunk}"
     if any(piece.span.beside for piece in pieces):
-        yield f"{_JOINT} joins the F and the B of a pair, which run together"
+        yield f"{_JOINT} joins the two passes of a pair, which run together"
     of_buckets = [kind for kind in ("U", *REPLICA_KINDS) if kind in kinds]
     if of_buckets:
         yield f"after {', '.join(of_buckets)} stands the number of a bucket"

@@ -226,7 +226,7 @@ def test_conditions_on_a_line() -> None:
             1,
             1,
         ),
-        ("--tp-comm-overlap --model-parallel-size 2 --sequence-parallel", 2, 2, 0),
+        ("--tp-comm-overlap --model-parallel-size 2 --sequence-parallel", 2, 1, 0),
         ("--use-torch-fsdp2", 1, 1, 0),
         ("--use-torch-fsdp2", 2, 0, 1),
         ("--use-torch-fsdp2 --pipeline-model-parallel-size 2", 2, 1, 0),

@@ -1,4 +1,4 @@
-"""What of a pass is waiting for tokens follows from the collectives on the axes of experts."""
+"""The part of a pass that pairs hide follows from its collectives and their axes."""
 
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.count import (
@@ -70,3 +70,34 @@ def test_tokens_travel_as_often_as_a_product_lies_between_their_exchanges() -> N
 def test_by_flops_no_pass_waits() -> None:
     costs = costs_of([counted()], make_plan("1f1b", "none", 1, 1), BY_FLOPS)
     assert costs.waits == {"F": [[0]]}
+
+
+LAYERS = ("tensor", "context", "context_heads")
+"""The axes of --tp-comm-overlap."""
+
+
+def test_pairs_of_layers_hide_collectives_of_tensor_ranks() -> None:
+    plan = make_plan("1f1b", "none", 1, 1)
+    costs = costs_of([counted()], plan, ByBytes(), hidden=LAYERS)
+    assert costs.waits == {"F": [[1000]]}
+    assert costs.journeys == {"F": [[1]]}
+    both = costs_of([counted()], plan, ByBytes(), hidden=(*LAYERS, "experts", "expert_tensor"))
+    assert both.waits == {"F": [[1000 + 3 * 110]]}
+    assert both.journeys == {"F": [[1 + 3 * 2]]}
+
+
+def test_w_lets_another_pass_work_after_every_product() -> None:
+    launch = product(2, 3, 4)
+    alone, gathers = Work((launch, launch)), Work((TENSOR, launch, TENSOR, launch))
+    for work, waits in ((alone, {}), (gathers, {"W": [[3 * 2000]]})):
+        count = RankCount(
+            {
+                ("F", 0): PassCount.of(alone),
+                ("B", 0): PassCount.of(alone),
+                ("W", 0): PassCount.joined([(work, 3)]),
+            }
+        )
+        plan = make_plan("zb-h1", "none", 1, 1)
+        costs = costs_of([count], plan, ByBytes(), hidden=LAYERS)
+        assert costs.waits == waits
+        assert costs.journeys == {"W": [[3 * 2]]}
