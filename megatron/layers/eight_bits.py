@@ -201,18 +201,9 @@ class EightBitProducts(ByMultiplier[Factor]):
         if self._keeps_input:
             columns = partial(self._multiplier.factor, INPUT, layouts="columns")
             return Then(ranks.start_gather(kept[0]), columns)
-        if ranks.sequence_parts == 1:
-            return Done(self._multiplier.again(INPUT, kept))
-        own, whole_factor = self._multiplier.gathered(INPUT, kept)
-        return Then(ranks.start_gather(own), whole_factor)
-
-    def input_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
-        """See ``Products``."""
-        if self._keeps_input:
-            return self._multiplier.factor(INPUT, ranks.gather(kept[0]), "columns")
         return self._again(INPUT, kept, ranks)
 
-    def gradient_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
+    def start_gradient_again(self, kept: Kept, ranks: TensorParallel) -> Pending[Factor]:
         """See ``Products``."""
         return self._again(GRADIENT, kept, ranks)
 
@@ -223,8 +214,8 @@ class EightBitProducts(ByMultiplier[Factor]):
         factor = multiplier.factor(role, whole, "both")
         return factor, multiplier.kept(role, factor)
 
-    def _again(self, role: Role, kept: Kept, ranks: TensorParallel) -> Factor:
+    def _again(self, role: Role, kept: Kept, ranks: TensorParallel) -> Pending[Factor]:
         if ranks.sequence_parts == 1:
-            return self._multiplier.again(role, kept)
+            return Done(self._multiplier.again(role, kept))
         own, whole_factor = self._multiplier.gathered(role, kept)
-        return whole_factor(ranks.gather(own))
+        return Then(ranks.start_gather(own), whole_factor)

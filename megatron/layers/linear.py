@@ -14,7 +14,7 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 tensor parallelism b batch, s tokens of a sequence, u tokens of it that a rank has.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -28,6 +28,7 @@ from megatron.layers.products import Kept, PlainProducts, Products, rows, whole_
 from megatron.layers.site import Site
 from megatron.layers.tensor_cut import Cut, Holding
 from megatron.layers.weight_gradients import Defer
+from megatron.parallel.lanes import Pending
 from megatron.parallel.tensor import ALONE
 
 Way: TypeAlias = Literal["columns", "rows"]
@@ -224,7 +225,7 @@ class _SharedLinear(torch.autograd.Function):
         kept = tuple(tensor.detach() for tensor in saved)  # lets W run without the input's graph
         factor, kept_grad = layer.products.of_gradient(grad, layer.rows)
         if defer is not None:
-            defer(_weight_gradient(layer, weight, kept_grad, kept))
+            defer(_WeightGradient(layer, weight, kept_grad, kept))
         wanted = kept if adds or (needs_weight and defer is None) else None
         x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x, adds=adds)
         return x_grad, weight_grad, bias_grad, None, None, None, None, None
@@ -279,20 +280,39 @@ def _add_product(layer: Linear, weight: Tensor, grad: Any, x: Any) -> None:
     layer.products.accumulate_(total, grad, x, begins=begins)
 
 
-def _weight_gradient(layer: Linear, weight: Tensor, grad: Kept, x: Kept) -> Callable[[], None]:
-    """Return the work of W; of the graph it keeps only the two factors of its product alive.
+class _WeightGradient:
+    """The work of W for a layer; of the graph it keeps only the two factors of its product alive.
 
     Each factor is kept for the tokens that this rank has outside of attention and MLP, and gathered
-    again for the product.
+    again for the product. See ``GathersFirst``.
     """
-    kept = (*grad, *x)
-    versions = [tensor._version for tensor in kept]
 
-    def work() -> None:
-        assert versions == [tensor._version for tensor in kept], (
+    def __init__(self, layer: Linear, weight: Tensor, grad: Kept, x: Kept) -> None:
+        self._layer, self._weight, self._grad, self._x = layer, weight, grad, x
+        self._versions = [tensor._version for tensor in (*grad, *x)]
+        self._coming: tuple[Pending[Any], Pending[Any]] | None = None
+        self._factors: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        products, layer = self._layer.products, self._layer
+        versions = [tensor._version for tensor in (*self._grad, *self._x)]
+        assert self._versions == versions, (
             "a factor of a deferred weight gradient was changed in place between B and W"
         )
-        whole_grad = layer.products.gradient_again(grad, layer.rows)
-        _add_product(layer, weight, whole_grad, layer.products.input_again(x, layer.columns))
+        self._coming = (
+            products.start_gradient_again(self._grad, layer.rows),
+            products.start_input_again(self._x, layer.columns),
+        )
 
-    return work
+    def arrive(self) -> None:
+        if self._factors is None:
+            if self._coming is None:
+                self.begin()
+            assert self._coming is not None
+            grad, x = self._coming
+            self._factors = grad.wait(), x.wait()
+
+    def __call__(self) -> None:
+        self.arrive()
+        assert self._factors is not None
+        _add_product(self._layer, self._weight, *self._factors)

@@ -98,12 +98,8 @@ class Products(Protocol[Factor]):
         """
         ...
 
-    def input_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
-        """Make the factor of an input from the kept tensors."""
-        ...
-
-    def gradient_again(self, kept: Kept, ranks: TensorParallel) -> Factor:
-        """Make the factor of a gradient from the kept tensors."""
+    def start_gradient_again(self, kept: Kept, ranks: TensorParallel) -> Pending[Factor]:
+        """Begin to make the factor of a gradient; see ``start_input_again``."""
         ...
 
     def output(self, x: Factor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,11 +150,7 @@ class PlainProducts:
         """See ``Products``."""
         return ranks.start_gather(whole_of(kept))
 
-    def input_again(self, kept: Kept, ranks: TensorParallel) -> Tensor:
-        """See ``Products``."""
-        return ranks.gather(whole_of(kept))
-
-    gradient_again = input_again
+    start_gradient_again = start_input_again
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See ``Products``."""

@@ -6,6 +6,7 @@ later. ``Linear`` follows the protocol; a layer with products of its own may fol
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
@@ -30,6 +31,49 @@ class DefersWeightGradients(Protocol):
     def deferred(self) -> Sequence[Tensor]:
         """The module's own parameters whose gradients the work forms."""
         ...
+
+
+@runtime_checkable
+class GathersFirst(Protocol):
+    """A work for later that gathers tensors from other ranks, and then talks to nobody."""
+
+    def begin(self) -> None:
+        """Begin to gather; before ``arrive`` the rank calls no collective of the same ranks."""
+        ...
+
+    def arrive(self) -> None:
+        """Wait for the gathered tensors, which were begun before or begin now."""
+        ...
+
+    def __call__(self) -> None:
+        """Do the work, after the tensors have arrived."""
+        ...
+
+
+def parts_of(works: list[Callable[[], None]], *, parts_alone: bool) -> Iterator[Callable[[], None]]:
+    """Yield the parts of a W; each gathers for the next part while it multiplies.
+
+    A part releases its activations as soon as it is done: nothing else may hold it then.
+
+    Args:
+        works: the works that a backward has left, in order; they are taken out.
+        parts_alone: whether other passes run between two parts. Then nothing may travel there.
+    """
+    while works:
+        yield partial(_work, works.pop(0), works[0] if works else None, parts_alone)
+
+
+def _work(
+    work: Callable[[], None], following: Callable[[], None] | None, parts_alone: bool
+) -> None:
+    if not isinstance(work, GathersFirst) or not isinstance(following, GathersFirst):
+        work()
+        return
+    work.arrive()
+    following.begin()
+    work()
+    if parts_alone:
+        following.arrive()
 
 
 class HasModules(Protocol):

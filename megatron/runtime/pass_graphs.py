@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.left_losses import LayerLosses
 from megatron.layers.main_grad import main_grad_of
+from megatron.layers.weight_gradients import parts_of
 from megatron.model.stage import RankModel
 from megatron.runtime.buckets import parts_of_chunks
 from megatron.runtime.entry import Entry
@@ -180,8 +181,9 @@ class Slot:
             self._deferred += self._take_deferred()
 
     def _launch_weights(self) -> None:
-        while self._deferred:  # each product lets go of its activations as soon as it is done
-            self._deferred.pop(0)()
+        for part in parts_of(self._deferred, parts_alone=False):
+            part()
+            del part  # its activations
 
 
 class StageGraphs:

@@ -20,7 +20,7 @@ all tokens, [n, h], in the order of the ranks' parts. The pass that makes a tens
 layer therefore gathers it from the tensor-parallel ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import Again
 from megatron.layers.slices import SeenChoices, SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.output_s import Merged, ShardState
-from megatron.layers.weight_gradients import defer_weight_gradients
+from megatron.layers.weight_gradients import defer_weight_gradients, parts_of
 from megatron.parallel.turns import Turns
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.entry import Entry
@@ -353,12 +353,7 @@ class StagePasses:
     @torch.no_grad()
     def _run_all(self, deferred: list[Callable[[], None]]) -> None:
         if self._turns is not None:
-            self._turns.divided(_popped(deferred))
-        while deferred:  # each product releases its activations as soon as it is done
-            deferred.pop(0)()
-
-
-def _popped(deferred: list[Callable[[], None]]) -> Iterator[Callable[[], None]]:
-    """Yield the parts of a work, and keep none."""
-    while deferred:
-        yield deferred.pop(0)
+            self._turns.divided(parts_of(deferred, parts_alone=True))
+        for part in parts_of(deferred, parts_alone=False):
+            part()
+            del part  # before the next one gathers more

@@ -14,6 +14,7 @@ from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation, again
 from megatron.layers.site import Site
+from megatron.layers.weight_gradients import parts_of
 from megatron.optimizer.bucket import Bucket
 from megatron.parallel.tensor import TensorParallel
 
@@ -150,8 +151,33 @@ def test_w_gathers_again(way: Way, in_b: list[str]) -> None:
     tensor.events.clear()
     with Products(tensor.events, linear.weight):
         deferred.pop()()
-    assert tensor.events == ["gather", "dW"]
+    assert tensor.events == ["gather begins", "gather done", "dW"]
     assert main_grad_of(linear.weight).any()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_w_gathers_for_the_next_product_while_it_multiplies(alone: bool) -> None:
+    """Where other passes run between two parts, nothing travels there."""
+    tensor, deferred = Noting(), list[Callable[[], None]]()
+    ways: tuple[Way, ...] = ("columns", "rows", "columns")
+    for way in ways:
+        tensor.events.clear()
+        linear = make_linear(way, tensor, deferred.append)
+        forward_and_backward(linear, way, tensor)
+    deferred.insert(1, lambda: tensor.events.append("other"))
+    tensor.events.clear()
+    with Products(tensor.events, linear.weight):
+        for part in parts_of(deferred, parts_alone=alone):
+            part()
+            tensor.events.append("|")
+    assert not deferred
+    found = ["product" if event in ("dW", "dX") else event for event in tensor.events]
+    begins, done = "gather begins", "gather done"
+    between = [done, "|", "product"] if alone else ["|", done, "product"]
+    assert found == [
+        *(begins, done, "product", "|", "other", "|"),
+        *(begins, done, begins, "product", *between, "|"),
+    ]
 
 
 def test_nothing_whole_is_kept_for_a_backward_that_is_not_split() -> None:

@@ -51,7 +51,10 @@ def of_one(
     other, kept_grad = products.of_gradient(grad, ALONE)
     total = torch.empty(OUT, IN)
     for begins in (True, False):
-        own = products.gradient_again(kept_grad, ALONE), products.input_again(kept, ALONE)
+        own = (
+            products.start_gradient_again(kept_grad, ALONE).wait(),
+            products.start_input_again(kept, ALONE).wait(),
+        )
         products.accumulate_(total, *own, begins=begins)
     return products.output(factor, weight, None), products.input_gradient(other, weight), total
 
