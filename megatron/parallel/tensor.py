@@ -107,8 +107,8 @@ class SharedTokens(TensorParallel):
 
     Args:
         axis: the tensor axis, with a process group for collectives that passes wait for.
-        lane: where reductions run during a backward. The pass that began one works meanwhile, so
-            the other pass of a pair does not have its turn.
+        lane: where reductions run during a backward, while the same pass works. In a pair the
+            other pass has its turn instead.
     """
 
     def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
@@ -123,6 +123,8 @@ class SharedTokens(TensorParallel):
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
+        if self._axis.turns is not None and self._axis.turns.is_shared:
+            return Done(self.reduce(partial_bsh))
         return self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
 
     def all_gather(self, tensor: Tensor) -> Tensor:

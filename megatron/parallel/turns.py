@@ -73,6 +73,11 @@ class Turns:
         if found is not None:
             raise found
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another pass waits for its turn."""
+        return not self._over[1 - self._turn]
+
     def hand_over(self) -> None:
         """Let the other pass go on; return when the other pass hands over again or ends.
 

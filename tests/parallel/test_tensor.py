@@ -1,7 +1,9 @@
 """What enters a shared layer and what leaves it: in order, complete, and adjoint to each other."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ from parallel.tensor_axis import shared_by_all, without_groups
 from torch import Tensor
 
 from megatron.parallel.groups import ConnectedAxis
-from megatron.parallel.lanes import ThreadLane
+from megatron.parallel.lanes import InlineLane, Pending, ThreadLane
 from megatron.parallel.tensor import ALONE, SharedTokens, SplitTokens, tensor_parallel
+from megatron.parallel.turns import Turns
 
 B, S, H = 3, 8, 5
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,3 +142,28 @@ def test_the_caller_goes_on_beside_started_work(
     go_on.set()
     assert torch.equal(pending.wait(), torch.ones(1, 2, 3))
     lane.close()
+
+
+@pytest.mark.parametrize("strategy", [SharedTokens, SplitTokens])
+def test_in_a_pair_no_reduction_begins_on_the_lane(
+    strategy: type[SharedTokens] | type[SplitTokens],
+) -> None:
+    """The other pass works during the reduction, so it has its turn; alone, the lane hides it."""
+    turns, used = Turns(), list[str]()
+
+    class Noted(InlineLane):
+        def submit(self, work: Callable[[], T]) -> Pending[T]:
+            used.append("lane")
+            return super().submit(work)
+
+    tensor = strategy(ConnectedAxis("tensor", 0, (0,), turns=turns), Noted())
+
+    def reduced() -> None:
+        tensor.start_reduction(torch.ones(1, 2, 3)).wait()
+
+    turns.run(reduced, lambda: None)
+    assert not used
+    turns.run(lambda: None, reduced)
+    assert used == ["lane"], "the other pass was over"
+    reduced()
+    assert used == ["lane"] * 2

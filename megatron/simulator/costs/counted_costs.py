@@ -19,6 +19,7 @@ from megatron.simulator.costs.count import (
     Launch,
     PassCount,
     RankCount,
+    Step,
     Work,
 )
 
@@ -158,16 +159,30 @@ def _pieces(hidden: Collection[str], count: PassCount) -> float:
 
 
 def _journeys(hidden: Collection[str], count: PassCount) -> float:
-    """Return how often a pass waits for collectives; without a product between, several are one."""
+    """Return how often a pass switches to the other one of its pair.
+
+    It does so at collectives that it waits for, and at reductions, which it would else begin on a
+    lane. Without a product between, several are one.
+    """
     found = 0
     for work, times in count.parts:
         computes = True
         for step in work.steps:
-            if isinstance(step, Collective) and step.axis in hidden:
+            if any(own.axis in hidden for own in _switches_at(step)):
                 found, computes = found + times * computes, False
             elif isinstance(step, Launch) and step.flops:
                 computes = True
     return float(found)
+
+
+def _switches_at(step: Step) -> tuple[Collective, ...]:
+    """Return the collectives of a step at which a pass of a pair switches."""
+    if isinstance(step, Begin):
+        return tuple(own for own in step.collectives if own.kind in _REDUCTIONS)
+    return (step,) if isinstance(step, Collective) else ()
+
+
+_REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:

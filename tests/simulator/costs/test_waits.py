@@ -86,6 +86,16 @@ def test_pairs_of_layers_hide_collectives_of_tensor_ranks() -> None:
     assert both.journeys == {"F": [[1 + 3 * 2]]}
 
 
+def test_b_also_switches_at_reductions_that_it_would_hide_itself() -> None:
+    launch = product(2, 3, 4)
+    reduction = Collective("reduce_scatter", "tensor", 2, 500)
+    work = Work((TENSOR, launch, Begin((TENSOR,)), launch, Begin((reduction,)), launch))
+    count = RankCount({("F", 0): PassCount.of(Work((launch,))), ("B", 0): PassCount.of(work)})
+    costs = costs_of([count], make_plan("1f1b", "none", 1, 1), ByBytes(), hidden=LAYERS)
+    assert costs.waits == {"B": [[1000]]}
+    assert costs.journeys == {"B": [[2]]}
+
+
 def test_w_lets_another_pass_work_after_every_product() -> None:
     launch = product(2, 3, 4)
     alone, gathers = Work((launch, launch)), Work((TENSOR, launch, TENSOR, launch))
