@@ -22,7 +22,14 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
 from tools.emulation import emulated_communicator, emulated_passes
 from tools.emulation.emulated_communicator import EmulatedCommunicator, Link, Message
-from tools.emulation.emulated_passes import MODULUS, EmulatedPasses, Pacer, mix, overheads_of
+from tools.emulation.emulated_passes import (
+    EXCHANGES,
+    MODULUS,
+    EmulatedPasses,
+    Pacer,
+    mix,
+    overheads_of,
+)
 
 RANKS = 3
 
@@ -211,6 +218,34 @@ def test_a_pair_lasts_as_long_as_in_the_simulator(
     start = clock.now
     with pacer.pair(*pair):
         pacer.turns.run(lambda: pacer.in_turns(pair[1]), lambda: pacer.in_turns(pair[0]))
+    assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
+    assert len(overheads_of(pacer.spans())) == 1
+
+
+@pytest.mark.parametrize("waits", [0.0, 2.0, 6.0])
+@pytest.mark.parametrize("kinds", [("B", "W"), ("F", "W"), ("F", "S"), ("B", "T"), ("B", "IB")])
+def test_other_pairs_last_as_long_as_in_the_simulator(
+    kinds: tuple[PassKind, PassKind], waits: float, clock: FakeTime
+) -> None:
+    """The first pass waits at every collective; W works in pieces, and other passes in one."""
+    plan = Plan.from_text("microbatches 1\nstages 0.0\nvocabulary none\n0: F0 B0 W0\n")
+    first, second = kinds
+    costs = Costs(
+        {first: 9.0, second: 7.0},
+        waits={first: waits},
+        journeys=dict.fromkeys(("F", "B", "W"), EXCHANGES),
+    )
+    pair = Pass(first, 0), Pass(second, 1)
+    pacer = Pacer(
+        0,
+        lambda item: costs.of_pass(plan, 0, item),
+        lambda comm: 0.0,
+        overshoot=0.0,
+        waits=lambda item: costs.waits_of(plan, 0, item),
+    )
+    start = clock.now
+    with pacer.pair(*pair):
+        pacer.turns.run(lambda: pacer.in_turns(pair[0]), lambda: pacer.in_turns(pair[1]))
     assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
     assert len(overheads_of(pacer.spans())) == 1
 

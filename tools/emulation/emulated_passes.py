@@ -25,7 +25,7 @@ from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
 from megatron.runtime.units import UnitTensors
 from megatron.schedules.needs import Comm
-from megatron.schedules.passes import PASS_KINDS, Pass
+from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span
 from tools.emulation.emulated_replicas import EmulatedBuckets
@@ -40,7 +40,7 @@ MODULUS: Final = 2**31 - 1
 _FACTOR: Final = 1_000_003
 
 EXCHANGES: Final = 8
-"""Exchanges of tokens in a pass of a pair: two in each of four layers."""
+"""Pieces of an F, B or W of a pair: two in each of four layers."""
 
 
 def mix(item: Pass, rank: int, *taken: int) -> int:
@@ -106,19 +106,22 @@ class Pacer(Recorder):
         self._is_pair = False
 
     def in_turns(self, item: Pass) -> None:
-        """Make a pass of a pair last: it works, and hands over while its tokens travel.
+        """Make a pass of a pair last: it works, and hands over while it waits for a collective.
 
-        As in a real layer, F works before each of its exchanges, and B after each of them.
+        As in a real layer, B works after each of its collectives, and other passes before each. A
+        W hands over after its products, and a pass of the vocabulary layers not at all.
         """
         if not self._is_pair:
             return
-        wait = self._waits(item) / EXCHANGES
-        work = self._duration(item) / EXCHANGES - wait
-        for _ in range(EXCHANGES):
-            if item.kind == "F":
+        pieces = EXCHANGES if item.kind in CHUNKED_KINDS else 1
+        wait = self._waits(item) / pieces
+        work = self._duration(item) / pieces - wait
+        for _ in range(pieces):
+            if item.kind != "B":
                 self.sleep_until(time.perf_counter() + work)
             arrival = time.perf_counter() + wait
-            self.turns.hand_over()
+            if pieces > 1:
+                self.turns.hand_over()
             self.sleep_until(arrival)
             if item.kind == "B":
                 self.sleep_until(time.perf_counter() + work)
