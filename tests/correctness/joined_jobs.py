@@ -9,9 +9,11 @@ from unittest.mock import patch
 import torch
 from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
 from correctness.short_runs import Job, Layout
+from schedules.paired import paired
 
 from megatron.config.run_config import RunConfig
 from megatron.parallel.turns import Turns
+from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.settings import PairSettings
@@ -44,6 +46,18 @@ def config_of(
 ) -> RunConfig:
     config = job.config(layout, dtype)
     pairs = PairSettings(overlap_moe_expert_parallel_comm=overlap)
+    return replace(config, parallel=replace(config.parallel, pairs=pairs))
+
+
+def in_pairs(
+    job: Job, layout: Layout, folder: Path, *, joined: bool, dtype: torch.dtype = torch.float32
+) -> RunConfig:
+    """A run whose plan has random pairs; its passes take turns, or run one after the other."""
+    plan = make_run_plan(job.config(layout)).plan
+    file = folder / "my.plan"
+    file.write_text(paired(plan, seed=1).to_text())
+    config = job.config(replace(layout, schedule="file", file=file), dtype)
+    pairs = PairSettings(tp_comm_overlap=joined)
     return replace(config, parallel=replace(config.parallel, pairs=pairs))
 
 

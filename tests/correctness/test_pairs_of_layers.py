@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 from correctness.cover import Case, cover
-from correctness.joined_jobs import same, switched
+from correctness.joined_jobs import in_pairs, same, switched
 from correctness.short_runs import EIGHT_LAYER_GPT as GPT
 from correctness.short_runs import EIGHT_LAYER_LLAMA as LLAMA
 from correctness.short_runs import Job, Layout
@@ -14,10 +14,8 @@ from correctness.test_experts import PARTS, WHOLE
 from harness.rank_pool import RankPool
 from schedules.paired import kinds_of_pairs, paired
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.planning.run_plan import make_run_plan
-from megatron.schedules.settings import PairSettings
 
 QUICK: Final = [
     Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True),
@@ -75,16 +73,6 @@ def layout_of(case: Case) -> Layout:
 def job_of(model: str = "gpt") -> Job:
     options = replace(GPT if model == "gpt" else LLAMA, num_layers=4)
     return Job(options, microbatches=4, masked_out=(1,), iterations=2, warmup=1, sequence=8)
-
-
-def in_pairs(job: Job, layout: Layout, folder: Path, *, joined: bool) -> RunConfig:
-    """A run whose plan has random pairs; its passes take turns, or run one after the other."""
-    plan = make_run_plan(job.config(layout)).plan
-    file = folder / "my.plan"
-    file.write_text(paired(plan, seed=1).to_text())
-    config = job.config(replace(layout, schedule="file", file=file))
-    pairs = PairSettings(tp_comm_overlap=joined)
-    return replace(config, parallel=replace(config.parallel, pairs=pairs))
 
 
 def compare(job: Job, layout: Layout, ranks: RankPool, folder: Path) -> None:

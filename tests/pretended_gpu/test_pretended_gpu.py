@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from correctness.joined_jobs import config_of, counted_turns, file_of
+from correctness.joined_jobs import config_of, counted_turns, file_of, in_pairs
 from correctness.recorded_graph import recorded_graphs
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
@@ -195,6 +195,24 @@ def test_pairs_of_passes_that_exchange_tokens(
     file = file_of(layout, job.microbatches // layout.replicas, tmp_path)
     layout = replace(layout, schedule="file", file=file)
     config = config_of(job, layout, overlap=True, dtype=torch.bfloat16)
+    found = gpus.map(run_counting_turns, config, ranks=layout.world_size)
+    assert all(turns > 0 for _, turns in found)
+    assert_sound([own for own, _ in found])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True),
+        full(Layout(1, "none", "zb-h1", tensor=2)),
+        full(Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True)),
+    ],
+    ids=str,
+)
+def test_pairs_of_passes_that_share_layers(layout: Layout, gpus: GpuPool, tmp_path: Path) -> None:
+    """Any two neighbours in turns: F, B, W and passes of the vocabulary layers."""
+    job = Job(GPTOptions(num_layers=4), microbatches=4, sequence=8)
+    config = in_pairs(job, layout, tmp_path, joined=True, dtype=torch.bfloat16)
     found = gpus.map(run_counting_turns, config, ranks=layout.world_size)
     assert all(turns > 0 for _, turns in found)
     assert_sound([own for own, _ in found])
