@@ -64,7 +64,9 @@ def pretrain() -> None:
         rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     neighbours = Neighbours(rendezvous)
     neighbours.join()
-    detector = HangDetector(rendezvous, config.guard.hang_seconds, neighbours)
+    detector = HangDetector(
+        rendezvous, config.guard.seconds_of_hang(config.parallel.timeout_minutes), neighbours
+    )
     detector.start()
     state = None
     try:

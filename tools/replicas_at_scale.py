@@ -118,7 +118,9 @@ def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
         parallel=replace(config.parallel, replicas=replicas),
         train=replace(train, global_batch_size=batch, replicas=case.replicas),
         dry_run=replace(
-            config.dry_run, replica_bandwidth=1e9 * case.bandwidth, replica_latency=1e-6 * latency
+            config.dry_run,
+            dry_run_replica_bandwidth=case.bandwidth,
+            dry_run_replica_latency=latency,
         ),
     )
 

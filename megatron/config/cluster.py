@@ -9,8 +9,9 @@ from typing import Final
 
 import torch
 
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.gpu_driver import why_gpus_are_out_of_reach
-from megatron.config.log import DRY_RUN_GPU, LogFlags
+from megatron.config.log import LogSettings
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags
@@ -79,8 +80,8 @@ def ranks_of_machine(flags: Flags, environment: Mapping[str, str] = os.environ) 
     """
     if asked := flags[ClusterFlags].ranks_per_node:
         return asked
-    if flags[LogFlags].dry_run:
-        return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU).machine
+    if flags[DryRunSettings].dry_run:
+        return gpu(flags[DryRunSettings].gpu).machine
     return int(environment.get("LOCAL_WORLD_SIZE") or 0) or None
 
 
@@ -130,8 +131,8 @@ def known_gpu(flags: Flags) -> Gpu | None:
 
     A rank reads only the name of its own GPU. All ranks have the same kind of GPU.
     """
-    if flags[LogFlags].dry_run:
-        return gpu(flags[LogFlags].dry_run_gpu or DRY_RUN_GPU)
+    if flags[DryRunSettings].dry_run:
+        return gpu(flags[DryRunSettings].gpu)
     if not on_cuda(flags):
         return None
     index = int(os.environ.get("LOCAL_RANK") or 0)
@@ -220,7 +221,7 @@ _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
         "network_bandwidth": _FREE,
         "network_latency": _FREE,
     },
-    LogFlags: {"record_memory_history": "PyTorch remembers allocations on GPUs only"},
+    LogSettings: {"record_memory_history": "PyTorch remembers allocations on GPUs only"},
     TrainFlags: {"use_cpu_initialization": "ranks on CPUs draw their weights there"},
 }
 """For each flag that changes nothing on CPUs, the reason."""

@@ -6,8 +6,8 @@ from typing import Final
 
 from megatron import config
 from megatron.config.choices import closed_notes, ways
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.edit import edited
-from megatron.config.log import LogFlags
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import number_of_replicas
 from megatron.config.run_config import RunConfig, resolve
@@ -108,7 +108,7 @@ def judged(
             not be read.
     """
     flags = without_training(with_default_batch(filled(GROUPS, given, world_size)))
-    found = check(flags, rules_for("dry" if flags[LogFlags].dry_run else "real"), unreadable)
+    found = check(flags, rules_for("dry" if flags[DryRunSettings].dry_run else "real"), unreadable)
     return Reading(flags, tuple(map(readable, found.mistakes)), tuple(map(readable, found.notes)))
 
 

@@ -14,7 +14,7 @@ from megatron.config.data import (
     parse_data_path,
     parse_split,
 )
-from megatron.config.log import LogFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.parallelism import on_cuda
 from megatron.config.side_files import json_of, text_of
 from megatron.config.train import TrainFlags, evaluation_batches
@@ -55,7 +55,7 @@ def shared_blend(flags: Flags) -> Blend:
     file = flags[CorpusFlags].data_args_path
     if file is None:
         return parse_data_path(flags[DataFlags].data_path)
-    if flags[LogFlags].dry_run:
+    if flags[DryRunSettings].dry_run:
         return ()
     words = text_of("--data-args-path", file).split()
     if not words:
@@ -72,7 +72,7 @@ def own_paths(flags: Flags) -> OwnPaths | None:
         ValueError: words make no blend, their file cannot be read, or there is nothing to train on.
     """
     own = flags[CorpusFlags]
-    if not gives_splits(own) or (flags[LogFlags].dry_run and _in_a_file(own)):
+    if not gives_splits(own) or (flags[DryRunSettings].dry_run and _in_a_file(own)):
         return None
     paths = weighted_paths(own) if gives_weighted_splits(own) else _plain_paths(own)
     if own.full_validation and any(len(blend) > 1 for blend in paths.valid):
@@ -204,7 +204,7 @@ def reads_ahead(flags: Flags) -> bool:
 @refuses
 def _data(flags: Flags) -> Iterator[str]:
     if not names_data(flags):
-        if not flags[LogFlags].dry_run and not flags[DataFlags].mock_data:
+        if not flags[DryRunSettings].dry_run and not flags[DataFlags].mock_data:
             yield (
                 "--data-path is missing: give the prefix of a .bin and .idx file, which "
                 "tools/sample_data.py makes in seconds and prints, or --mock-data"

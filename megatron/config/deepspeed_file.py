@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.log import LogFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.side_files import json_of
@@ -43,7 +43,7 @@ _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_a
 def deepspeed_file(flags: Flags) -> Iterator[str]:
     """Yield a line on every setting of the file that differs from the flags."""
     file = flags[TrainFlags].deepspeed_config
-    if file is None or flags[LogFlags].dry_run:
+    if file is None or flags[DryRunSettings].dry_run:
         return
     try:
         found = dict(_settings(_content(file)))

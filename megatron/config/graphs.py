@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from megatron.config.data import CorpusFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import is_mixture
-from megatron.config.log import LogFlags
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.pairs import hides_collectives
 from megatron.config.parallelism import ParallelFlags, on_cuda
@@ -40,7 +40,7 @@ class GraphFlags:
 def captures_passes(flags: Flags) -> bool:
     """Return whether passes are captured as graphs, in a dry run on the GPU that it is about."""
     asked = flags[GraphFlags].cuda_graph_impl == "local"
-    on_gpus = flags[LogFlags].dry_run or on_cuda(flags)
+    on_gpus = flags[DryRunSettings].dry_run or on_cuda(flags)
     return asked and on_gpus and could_capture(flags)
 
 

@@ -1,29 +1,35 @@
-"""How a run ends, and how it is guarded against faults: flags, rules, configuration."""
+"""How a run ends, and how it is guarded against faults: settings and rules."""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.log import LogFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.precision import PrecisionFlags
 from megatron.config.train import TrainFlags, evaluation_batches, iterations
 from megatron.flags.declare import flag, option_of
-from megatron.flags.groups import Flags, copied, faults_of
+from megatron.flags.groups import Flags
 from megatron.flags.ranges import INTERVAL_OR_NONE, SECONDS, Range
 from megatron.flags.rules import notes, refuses
 from megatron.optimizer.settings import LossScaleSettings
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
+def _iteration(word: str) -> int:
+    """Read the number of an iteration, counted from 1."""
+    if not re.fullmatch(r"0*[1-9]\d{0,17}", word, re.ASCII):
+        raise ValueError("must be an iteration by the number of the log, from 1 on")
+    return int(word)
+
+
 @dataclass(frozen=True)
-class GuardFlags:
+class GuardSettings:
     """What a run of weeks does when something goes wrong, or its time is over."""
 
+    # fmt: off
     exit_signal_handler: bool = flag(False,
         "On SIGTERM or SIGUSR1 to any rank, save at the end of the iteration and leave with exit "
         "code 0.")
@@ -47,9 +53,9 @@ class GuardFlags:
         "samples.")
     check_for_large_grads: bool = flag(False,
         "Report every gradient norm that is 10 times the largest norm before it, with its samples.")
-    iterations_to_skip: tuple[str, ...] = flag((),
+    iterations_to_skip: tuple[int, ...] = flag((),
         "Iterations whose samples are passed over without a step, by the log's numbers.",
-        unset="none", metavar="N ...")
+        reads=_iteration, unset="none", metavar="N ...")
     hang_seconds: float | None = flag(None,
         "Seconds without progress of a rank after which the job ends and names the ranks that are "
         "stuck.",
@@ -70,54 +76,21 @@ class GuardFlags:
     no_manual_gc_eval: bool = flag(False,
         "With --manual-gc: do not collect before and after evaluations.",
         idle_without="--manual-gc")
-# fmt: on
+    # fmt: on
 
+    @property
+    def exit_signals(self) -> tuple[str, ...]:
+        """Names of the signals after which the run saves and ends."""
+        names = {"SIGTERM", "SIGUSR1", self.exit_signal}
+        return tuple(sorted(names)) if self.exit_signal_handler else ()
 
-@dataclass(frozen=True)
-class GuardConfig(GuardFlags):
-    """What a long run does after a fault, or when its time is over: the values of its flags.
+    def seconds_of_hang(self, timeout_minutes: float) -> float:
+        """Return the seconds without progress after which a job ends.
 
-    Attributes:
-        exit_signals: names of the signals after which the run saves and ends.
-        skipped: iterations, counted from 1, whose samples are passed over.
-        hang_seconds: seconds without progress after which the job ends.
-    """
-
-    exit_signals: tuple[str, ...] = ()
-    skipped: frozenset[int] = frozenset()
-    hang_seconds: float = 300.0
-
-
-def guard_config(flags: GuardFlags, timeout_minutes: int) -> GuardConfig:
-    """Return what a long run does after a fault, or when its time is over."""
-    names = sorted({"SIGTERM", "SIGUSR1", flags.exit_signal})
-    return copied(
-        GuardConfig,
-        flags,
-        exit_signals=tuple(names) if flags.exit_signal_handler else (),
-        skipped=parse_iterations(flags.iterations_to_skip),
-        hang_seconds=flags.hang_seconds or 30 * timeout_minutes,
-    )
-
-
-def parse_iterations(words: Sequence[str]) -> frozenset[int]:
-    """Read the words after ``--iterations-to-skip``: iterations, counted from 1.
-
-    Raises:
-        ValueError: a word is no whole number of at least 1.
-    """
-    for word in words:
-        if not re.fullmatch(r"0*[1-9]\d{0,17}", word, re.ASCII):
-            raise ValueError(
-                f"--iterations-to-skip {' '.join(words)}: {word!r} is no iteration; give whole "
-                "numbers from 1 on, as the log counts them"
-            )
-    return frozenset(map(int, words))
-
-
-@refuses
-def _iterations_to_skip(flags: Flags) -> Iterator[str]:
-    yield from faults_of(lambda: parse_iterations(flags[GuardFlags].iterations_to_skip))
+        Args:
+            timeout_minutes: minutes that a collective may wait.
+        """
+        return self.hang_seconds or 30 * timeout_minutes
 
 
 @notes
@@ -128,7 +101,7 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
     }
     checks = "check_weight_hash_across_dp_replicas_interval"
     if flags[CheckpointSettings].save is None:  # the end of a run is checked before its save
-        intervals[checks] = flags[GuardFlags].check_weight_hash_across_dp_replicas_interval
+        intervals[checks] = flags[GuardSettings].check_weight_hash_across_dp_replicas_interval
     for name, interval in intervals.items():
         if interval is not None and interval > total > 0:
             ends = name == "eval_interval" and evaluation_batches(flags[TrainFlags])
@@ -139,11 +112,7 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
 @notes
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
-    try:
-        skipped = parse_iterations(flags[GuardFlags].iterations_to_skip)
-    except ValueError:  # a rule reports this mistake
-        return
-    beyond = sorted(iteration for iteration in skipped if iteration > total)
+    beyond = sorted({one for one in flags[GuardSettings].iterations_to_skip if one > total})
     if beyond and total > 0:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "
@@ -153,7 +122,7 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
 
 @notes
 def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
-    guard = flags[GuardFlags]
+    guard = flags[GuardSettings]
     if flags[CheckpointSettings].save is not None:
         return
     if guard.exit_signal_handler:
@@ -175,7 +144,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
     """Note that a restarted job goes on only if it loads what the job before has saved."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     save, load = flags[CheckpointSettings].save, flags[CheckpointSettings].load
-    if restarts == "0" or flags[LogFlags].dry_run:
+    if restarts == "0" or flags[DryRunSettings].dry_run:
         return
     if save is None or load is None or save.absolute() != load.absolute():
         yield (
@@ -192,7 +161,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
 @notes
 def _idle_check(flags: Flags) -> Iterator[str]:
     precision = flags[PrecisionFlags]
-    checks_nothing = flags[GuardFlags].no_check_for_nan_in_loss_and_grad
+    checks_nothing = flags[GuardSettings].no_check_for_nan_in_loss_and_grad
     if checks_nothing and precision.fp16 and flags[LossScaleSettings].loss_scale is None:
         yield (
             "--no-check-for-nan-in-loss-and-grad changes nothing: a loss scale that changes is "
@@ -202,7 +171,7 @@ def _idle_check(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _trigger_folder(flags: Flags) -> Iterator[str]:
-    path = flags[GuardFlags].trigger_path
+    path = flags[GuardSettings].trigger_path
     try:
         is_no_folder = path is not None and path.exists() and not path.is_dir()
     except OSError as error:  # the name is too long, or a folder above has no permission for us

@@ -1,29 +1,31 @@
-"""Printed lines, traces, measurements and predictions: flags, rules and configurations."""
+"""Printed lines, traces and measurements: settings and rules."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from megatron.config.records import RecordConfig
+from megatron.config.dry_run import DryRunSettings
+from megatron.config.records import RecordSettings
 from megatron.config.train import TrainFlags, iterations
 from megatron.flags.declare import flag
-from megatron.flags.groups import Flags, copied
-from megatron.flags.ranges import BANDWIDTH, INTERVAL, LATENCY, NOT_NEGATIVE, RANKS, STRETCH, Range
+from megatron.flags.groups import Flags
+from megatron.flags.ranges import INTERVAL, NOT_NEGATIVE, Range
 from megatron.flags.rules import refuses
-from megatron.simulator.costs.gpus import GPUS
 
-DRY_RUN_GPU: Final = "A100"
 SCHEDULE_PROFILE_ITERATIONS: Final = 3
 """Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
 @dataclass(frozen=True)
-class LogFlags:
-    """Printed lines, traces and predictions."""
+class LogSettings:
+    """Printed lines, traces and measurements.
 
+    Attributes:
+        records: records in addition to the printed lines.
+    """
+
+    # fmt: off
     log_interval: int = flag(100, "Iterations per printed line.", INTERVAL)
     peak_tflops: float | None = flag(None, "Peak of one rank in TFLOP/s, for the MFU.",
         Range(1e-6, 1e6),
@@ -68,87 +70,22 @@ class LogFlags:
     memory_snapshot_path: Path = flag(Path("snapshot.pickle"),
         "File for the snapshot that a rank writes when it is out of memory. The rank's number is "
         "added to the name.")
-    dry_run: bool = flag(False,
-        "Predict the plan, its time and its memory, and start nothing. No ranks, devices or data "
-        "are needed.")
-    dry_run_gpu: str | None = flag(None, "The GPU to predict for.", unset=DRY_RUN_GPU,
-        choices=tuple(GPUS), any_case=True, needs="--dry-run")
-    dry_run_replicas: int | None = flag(None, "Replicas of the model to predict for.", RANKS,
-        unset="1", needs="--dry-run")
-    dry_run_replica_bandwidth: float | None = flag(None,
-        "GB/s in one direction from a rank to its replica in another machine.", BANDWIDTH,
-        unset="by the GPU", needs="--dry-run-replicas")
-    dry_run_replica_latency: float | None = flag(None,
-        "Microseconds that a step from a rank to its replica takes besides the time of its bytes.",
-        LATENCY, unset="10", needs="--dry-run-replicas")
-    dry_run_expert_imbalance: float = flag(1.0,
-        "Tokens at the experts of a stage's busiest rank, divided by the mean of all ranks. Every "
-        "microbatch and layer counts so.", STRETCH, needs="--dry-run",
-        idle_without="--expert-model-parallel-size")
-# fmt: on
+    # fmt: on
 
+    records: RecordSettings = field(default_factory=RecordSettings)
 
-@dataclass(frozen=True)
-class LogConfig(LogFlags):
-    """Printed lines and measurements of a run: the values of its flags, and other records.
-
-    Attributes:
-        records: records in addition to the printed lines.
-    """
-
-    records: RecordConfig = field(default_factory=RecordConfig)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """A prediction instead of a training run.
-
-    Attributes:
-        gpu: name of the GPU to predict for.
-        replica_bandwidth: bytes/s in one direction from a rank to its replica; ``None``: the
-            bandwidth that machines with this GPU usually have.
-        replica_latency: seconds of a step from a rank to its replica; ``None``: the usual time.
-        expert_imbalance: tokens at the experts of the busiest rank, divided by the mean of ranks.
-    """
-
-    gpu: str
-    replica_bandwidth: float | None = None
-    replica_latency: float | None = None
-    expert_imbalance: float = 1.0
-
-
-def profiled_iterations(flags: LogFlags) -> tuple[int | None, int | None]:
-    """Return the first iteration whose passes are timed, and the first that is timed no longer."""
-    start, end = flags.profile_schedule_start, flags.profile_schedule_end
-    if start is not None and end is None:
-        end = start + SCHEDULE_PROFILE_ITERATIONS
-    return start, end
-
-
-def log_config(flags: LogFlags, records: RecordConfig) -> LogConfig:
-    """Return the configuration of printed lines, traces, measurements and records."""
-    return copied(
-        LogConfig,
-        flags,
-        profile_schedule_end=profiled_iterations(flags)[1],
-        records=records,
-    )
-
-
-def dry_run_config(flags: LogFlags) -> DryRun:
-    """Return what to predict for: the GPU, the link between replicas, the balance of experts."""
-    bandwidth, latency = flags.dry_run_replica_bandwidth, flags.dry_run_replica_latency
-    return DryRun(
-        flags.dry_run_gpu or DRY_RUN_GPU,
-        None if bandwidth is None else 1e9 * bandwidth,
-        None if latency is None else 1e-6 * latency,
-        flags.dry_run_expert_imbalance,
-    )
+    @property
+    def timed_iterations(self) -> range:
+        """Iterations whose passes are timed, counted from 1."""
+        start, end = self.profile_schedule_start, self.profile_schedule_end
+        if start is None:
+            return range(0)
+        return range(start, start + SCHEDULE_PROFILE_ITERATIONS if end is None else end)
 
 
 @refuses
 def _trace(flags: Flags) -> Iterator[str]:
-    log = flags[LogFlags]
+    log = flags[LogSettings]
     if not log.profile:
         return
     if log.profile_step_end <= log.profile_step_start:
@@ -167,8 +104,13 @@ def _trace(flags: Flags) -> Iterator[str]:
 @refuses
 def _traced_ranks(flags: Flags) -> Iterator[str]:
     """Refuse to trace only ranks that the job does not have."""
-    log, ranks = flags[LogFlags], flags.world_size
-    if log.profile and log.profile_ranks and min(log.profile_ranks) >= ranks and not log.dry_run:
+    log, ranks = flags[LogSettings], flags.world_size
+    if (
+        log.profile
+        and log.profile_ranks
+        and min(log.profile_ranks) >= ranks
+        and not flags[DryRunSettings].dry_run
+    ):
         yield (
             f"--profile-ranks {' '.join(map(str, log.profile_ranks))}: nothing would be traced, as "
             f"the ranks of this job (WORLD_SIZE) are 0 to {ranks - 1}: name some of them"
@@ -177,22 +119,23 @@ def _traced_ranks(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _schedule_profile(flags: Flags) -> Iterator[str]:
-    start, end = profiled_iterations(flags[LogFlags])
-    if start is None or end is None:
+    timed = flags[LogSettings].timed_iterations
+    start, end = timed.start, timed.stop
+    if flags[LogSettings].profile_schedule_start is None:
         return
     if end <= start:
         yield (
             f"--profile-schedule-end {end} is not after --profile-schedule-start {start}: nothing "
             "would be measured; raise it"
         )
-    if flags[LogFlags].save_measured_costs is None and not flags[LogFlags].replan:
+    if flags[LogSettings].save_measured_costs is None and not flags[LogSettings].replan:
         yield (
             f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
             "--save-measured-costs FILE, --replan or both"
         )
     last = iterations(flags[TrainFlags]).last
-    if 0 < last < end - (not flags[LogFlags].replan):
-        more = ", and --replan needs one more after them" if flags[LogFlags].replan else ""
+    if 0 < last < end - (not flags[LogSettings].replan):
+        more = ", and --replan needs one more after them" if flags[LogSettings].replan else ""
         yield (
             f"--profile-schedule-start {start} measures the iterations before {end} "
             f"(--profile-schedule-end){more}, but the last is {last}: lower them"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import is_mixture
-from megatron.config.log import LogFlags
 from megatron.config.optimizer import RateSpanFlags, learning_rate_spans
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.precision import PrecisionFlags, loss_scale_of, narrow_types
@@ -44,7 +44,7 @@ def optimizer_config(flags: Flags) -> OptimizerSettings:
 def implementation_of(flags: Flags) -> Implementation:
     """Return the AdamW that updates; ``local``: the Triton kernel, or PyTorch's without Triton."""
     asked = flags[OptimizerSettings].optimizer_impl
-    if not _updates(flags) or flags[LogFlags].dry_run:
+    if not _updates(flags) or flags[DryRunSettings].dry_run:
         return "local"
     if asked == "auto":
         needs = _lack_of_own(flags) is not None and not _is_narrow(flags)
@@ -106,7 +106,7 @@ def _states(flags: Flags) -> Iterator[str]:
 @notes
 def _predicted_as_one_pass(flags: Flags) -> Iterator[str]:
     asked = flags[OptimizerSettings].optimizer_impl
-    if flags[LogFlags].dry_run and asked != "auto" and _updates(flags):
+    if flags[DryRunSettings].dry_run and asked != "auto" and _updates(flags):
         yield (
             f"{_FLAG} {asked} changes nothing in a dry run, which counts the bytes of a step that "
             "moves each of them once"
@@ -171,7 +171,7 @@ def _experts(flags: Flags) -> Iterator[str]:
 
 @notes
 def _predicted_without_products(flags: Flags) -> Iterator[str]:
-    if flags[LogFlags].dry_run and flags[OptimizerSettings].optimizer == "muon":
+    if flags[DryRunSettings].dry_run and flags[OptimizerSettings].optimizer == "muon":
         yield (
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
             "moves: its products are not counted"

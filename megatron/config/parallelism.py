@@ -8,9 +8,9 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from megatron.config.dimension import Dimension, NamedChoice
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.edit import set_to
 from megatron.config.experts import is_mixture
-from megatron.config.log import LogFlags
 from megatron.config.model import sound_model
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, Rule
@@ -101,7 +101,7 @@ def ranks_of_replica(flags: ParallelFlags) -> int:
 
 def number_of_replicas(flags: Flags) -> int:
     """Return the number of replicas that the job's ranks make, or that a dry run names."""
-    named = flags[LogFlags].dry_run_replicas if flags[LogFlags].dry_run else None
+    named = flags[DryRunSettings].dry_run_replicas if flags[DryRunSettings].dry_run else None
     return named or max(1, flags.world_size // ranks_of_replica(flags[ParallelFlags]))
 
 

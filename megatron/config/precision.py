@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.log import LogFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
@@ -109,7 +109,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 @refuses
 def _counted_type(flags: Flags) -> Iterator[str]:
     """Refuse a dry run in fp32, because its costs are costs of 16-bit numbers."""
-    if flags[LogFlags].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
+    if flags[DryRunSettings].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
         yield NEEDS_16_BITS
 
 

@@ -1,13 +1,13 @@
-"""Records of a run for programs: flags, rules, configuration."""
+"""Records of a run for programs: settings and rules."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from megatron.flags.declare import flag
-from megatron.flags.groups import Flags, copied
+from megatron.flags.groups import Flags
 from megatron.flags.ranges import INTERVAL
 from megatron.flags.rules import refuses_in
 
@@ -16,12 +16,16 @@ TENSORBOARD: Final = ("tensorboard", "tensorboardX")
 """Packages that write for TensorBoard. The first one that is installed is used."""
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
 @dataclass(frozen=True)
-class RecordFlags:
-    """Records for programs, and the live display."""
+class RecordSettings:
+    """Records for programs, and the live display.
 
+    Attributes:
+        progress_folder: folder of the file with a line for every start and save; ``None``: there is
+            no such file.
+    """
+
+    # fmt: off
     log_jsonl: Path | None = flag(None,
         "File of JSON lines: first the configuration, then a record for every printed line. A run "
         "that goes on appends to the file.", unset="none")
@@ -58,32 +62,21 @@ class RecordFlags:
         "with the throughput so far.", idle_without="--save")
     no_live_display: bool = flag(False,
         "Print lines only, even on a terminal, where a display of the run stands below them.")
-# fmt: on
-
-
-@dataclass(frozen=True)
-class RecordConfig(RecordFlags):
-    """Records of a run for programs: their flags, and the folder of the progress file.
-
-    Attributes:
-        progress_folder: folder of the file with a line for every start and save; ``None``: there is
-            no such file.
-    """
+    # fmt: on
 
     progress_folder: Path | None = None
 
+    def beside(self, save: Path | None, skip_train: bool) -> "RecordSettings":
+        """Return the records of a run that saves its checkpoints in a folder, if it saves any.
 
-def record_config(flags: RecordFlags, save: Path | None, skip_train: bool) -> RecordConfig:
-    """Return the records of a run; Weights & Biases writes next to the checkpoints, as in Megatron.
-
-    ``save`` is the folder of checkpoints, if there is one.
-    """
-    return copied(
-        RecordConfig,
-        flags,
-        wandb_save_dir=flags.wandb_save_dir or (save / "wandb" if save is not None else None),
-        progress_folder=save if flags.log_progress and not skip_train else None,
-    )
+        Weights & Biases writes next to the checkpoints, as in Megatron.
+        """
+        beside = None if save is None else save / "wandb"
+        return replace(
+            self,
+            wandb_save_dir=self.wandb_save_dir or beside,
+            progress_folder=save if self.log_progress and not skip_train else None,
+        )
 
 
 def is_installed(package: str) -> bool:
@@ -95,9 +88,11 @@ def is_installed(package: str) -> bool:
 @refuses_in("real")
 def _tensorboard(flags: Flags) -> Iterator[str]:
     """Refuse ``--tensorboard-dir`` without a package that writes for TensorBoard."""
-    if flags[RecordFlags].tensorboard_dir is not None and not any(map(is_installed, TENSORBOARD)):
+    if flags[RecordSettings].tensorboard_dir is not None and not any(
+        map(is_installed, TENSORBOARD)
+    ):
         yield (
-            f"--tensorboard-dir {flags[RecordFlags].tensorboard_dir}: neither "
+            f"--tensorboard-dir {flags[RecordSettings].tensorboard_dir}: neither "
             f"{' nor '.join(TENSORBOARD)} is installed: pip install tensorboard, or use --log-jsonl"
         )
 
@@ -105,8 +100,8 @@ def _tensorboard(flags: Flags) -> Iterator[str]:
 @refuses_in("real")
 def _wandb(flags: Flags) -> Iterator[str]:
     """Refuse ``--wandb-project`` without the client of Weights & Biases."""
-    if flags[RecordFlags].wandb_project is not None and not is_installed("wandb"):
+    if flags[RecordSettings].wandb_project is not None and not is_installed("wandb"):
         yield (
-            f"--wandb-project {flags[RecordFlags].wandb_project}: wandb is not installed: "
+            f"--wandb-project {flags[RecordSettings].wandb_project}: wandb is not installed: "
             "pip install wandb, or use --log-jsonl or --tensorboard-dir"
         )

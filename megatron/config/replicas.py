@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks_of_machine
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import GATHER, EightBitFlags
 from megatron.config.expert_ranks import replicas_exchange
-from megatron.config.log import LogFlags
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
@@ -140,7 +140,7 @@ def rank_order(flags: Flags, replicas: int) -> Order:
 def _one_replica(flags: Flags) -> Iterator[str]:
     if number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size > 1:
         return
-    more = " (--dry-run-replicas N plans more)" if flags[LogFlags].dry_run else ""
+    more = " (--dry-run-replicas N plans more)" if flags[DryRunSettings].dry_run else ""
     for option, value in options_of(ReplicaFlags, flags[ReplicaFlags]):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
@@ -151,8 +151,8 @@ def _one_replica(flags: Flags) -> Iterator[str]:
 @refuses
 def _ranks(flags: Flags) -> Iterator[str]:
     """Judge the number of ranks of a job; for a dry run, the number that the job would have."""
-    world_size, replicas = flags.world_size, flags[LogFlags].dry_run_replicas
-    if flags[LogFlags].dry_run:
+    world_size, replicas = flags.world_size, flags[DryRunSettings].dry_run_replicas
+    if flags[DryRunSettings].dry_run:
         least = ranks_of_replica(flags[ParallelFlags])
         world_size = least * replicas if replicas else max(least, world_size)
     yield from _ranks_of(world_size, flags)

@@ -20,12 +20,13 @@ from megatron.config.corpora import (
     shared_blend,
 )
 from megatron.config.data import CorpusFlags, DataFlags, parse_split
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes, could_capture
 from megatron.config.grouped_products import grouped_package
-from megatron.config.guard import GuardConfig, GuardFlags, guard_config
-from megatron.config.log import DryRun, LogConfig, LogFlags, dry_run_config, log_config
+from megatron.config.guard import GuardSettings
+from megatron.config.log import LogSettings
 from megatron.config.model import model_of
 from megatron.config.offload_states import host_states
 from megatron.config.optimizer_kind import optimizer_config
@@ -36,7 +37,7 @@ from megatron.config.parallelism import (
 )
 from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
 from megatron.config.recompute import RecomputeFlags, recomputation_of
-from megatron.config.records import RecordFlags, record_config
+from megatron.config.records import RecordSettings
 from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import (
     EVALUATION,
@@ -77,11 +78,11 @@ class RunConfig:
     train: TrainConfig
     optimizer: OptimizerSettings
     data: DataConfig
-    log: LogConfig
+    log: LogSettings
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    guard: GuardSettings = field(default_factory=GuardSettings)
     notes: tuple[str, ...] = ()
-    dry_run: DryRun | None = None
+    dry_run: DryRunSettings | None = None
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
     world_size: int = field(default=1, repr=False, compare=False)
     alternatives: tuple["RunConfig", ...] = ()
@@ -114,7 +115,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         parallel=parallel_config(flags, vocab_size, replicas),
         train=train_config(flags, replicas),
         checkpoint=checkpoints_of(flags, upcycling_of(flags)),
-        guard=guard_config(flags[GuardFlags], flags[ParallelFlags].distributed_timeout_minutes),
+        guard=flags[GuardSettings],
         optimizer=optimizer_config(flags),
         data=copied(
             DataConfig,
@@ -134,12 +135,12 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
             cache_path=flags[DataFlags].data_cache_path,
             fill=fill_config(flags[FillFlags], flags[TokenizerFlags]),
         ),
-        log=log_config(
-            flags[LogFlags],
-            record_config(flags[RecordFlags], flags[CheckpointSettings].save, train.skip_train),
+        log=replace(
+            flags[LogSettings],
+            records=flags[RecordSettings].beside(flags[CheckpointSettings].save, train.skip_train),
         ),
         notes=notes,
-        dry_run=dry_run_config(flags[LogFlags]) if flags[LogFlags].dry_run else None,
+        dry_run=flags[DryRunSettings] if flags[DryRunSettings].dry_run else None,
         given={option: tuple(words) for option, words in flags.given.items()},
         world_size=flags.world_size,
     )

@@ -5,12 +5,13 @@ from typing import Final
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.cluster import ClusterFlags
 from megatron.config.data import CorpusFlags, DataFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import UpcyclingFlags
 from megatron.config.graphs import GraphFlags
 from megatron.config.grouped_products import GroupedFlags
-from megatron.config.guard import GuardFlags
-from megatron.config.log import LogFlags
+from megatron.config.guard import GuardSettings
+from megatron.config.log import LogSettings
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.offload import OffloadFlags
 from megatron.config.offload_states import StateOffloadFlags
@@ -18,7 +19,7 @@ from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.recompute import RecomputeFlags
-from megatron.config.records import RecordFlags
+from megatron.config.records import RecordSettings
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.slices import SliceFlags
@@ -56,9 +57,10 @@ GROUPS: Final = (
     ReplicaFlags,
     ClusterFlags,
     CheckpointSettings,
-    GuardFlags,
-    LogFlags,
-    RecordFlags,
+    GuardSettings,
+    LogSettings,
+    DryRunSettings,
+    RecordSettings,
 )
 """All groups, in the order of the help."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from megatron.config.data import DataFlags
-from megatron.config.log import LogFlags
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.flags.groups import Flags, faults_of
@@ -24,7 +24,7 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
     kind, size = given.tokenizer_type, given.vocab_size or 0
     if kind is None:
         return size, max(size - 1, 0)
-    if flags[LogFlags].dry_run and size:
+    if flags[DryRunSettings].dry_run and size:
         return size, 0  # a dry run does not read the tokenizer's file, which may not be here
     tokenizer = build_tokenizer(tokenizer_config(given, kind))
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
@@ -33,7 +33,7 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
 
 @refuses
 def _tokenizer(flags: Flags) -> Iterator[str]:
-    needless = flags[LogFlags].dry_run or flags[DataFlags].mock_data
+    needless = flags[DryRunSettings].dry_run or flags[DataFlags].mock_data
     if flags[TokenizerFlags].tokenizer_type is None and not (
         needless and flags[TokenizerFlags].vocab_size
     ):

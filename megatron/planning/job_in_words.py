@@ -83,7 +83,7 @@ def _spread(config: RunConfig) -> str:
     size, asked = config.parallel.experts.expert_model_parallel_size, config.dry_run
     if size == 1 or asked is None:
         return ""
-    factor = asked.expert_imbalance
+    factor = asked.dry_run_expert_imbalance
     tokens = f"{factor:g} times the mean" if factor > 1 else "as many as every other"
     return (
         f"experts spread over {size} ranks: the busiest is assumed to have {tokens} of tokens "

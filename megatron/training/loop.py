@@ -185,7 +185,7 @@ class _Loop:
             with self.meter.paused(), self._position.within(phase, may_last=True):
                 self._batches.follow()
                 self.collector.settle()
-        if iteration + 1 in config.guard.skipped:
+        if iteration + 1 in config.guard.iterations_to_skip:
             self._skip(iteration)
         else:
             self._train(iteration)

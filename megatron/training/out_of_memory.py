@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.native.files import atomic_path
 from megatron.planning.host_room import machine_memory
 from megatron.runtime.position import Position
@@ -56,7 +56,7 @@ class Device:
         )
 
 
-def record_memory(log: LogConfig, device: torch.device) -> None:
+def record_memory(log: LogSettings, device: torch.device) -> None:
     """Let PyTorch remember which code allocates memory on a GPU, if the run asks for it."""
     if log.record_memory_history and device.type == "cuda":
         torch.cuda.memory._record_memory_history(max_entries=HISTORY)
@@ -64,7 +64,7 @@ def record_memory(log: LogConfig, device: torch.device) -> None:
 
 def explained(
     error: Exception,
-    log: LogConfig,
+    log: LogSettings,
     state: TrainState | None,
     rank: int,
     advice: Sequence[str] = (),

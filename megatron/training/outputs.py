@@ -10,8 +10,8 @@ from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
 from megatron.checkpoint.lock import NoLockError, check_name
-from megatron.config.log import LogConfig
-from megatron.config.records import RecordConfig
+from megatron.config.log import LogSettings
+from megatron.config.records import RecordSettings
 from megatron.native.files import FileKindError, temporary_name, unlinked
 from megatron.training.metrics.json_lines import check_json_lines
 from megatron.training.metrics.progress_file import FILE as PROGRESS
@@ -20,7 +20,7 @@ PLANNED, TRACE = ".planned.json", ".trace.json"
 """Endings of the files that are written beside the file of ``--record-timeline``."""
 
 
-def check_outputs(log: LogConfig, rank: int, save: Path | None = None) -> None:
+def check_outputs(log: LogSettings, rank: int, save: Path | None = None) -> None:
     """Make the folders that ``rank`` will write to, and check that its files can be written.
 
     Only the folders are left behind, and existing files keep their content.
@@ -60,7 +60,7 @@ def why_unwritten(flag: str, write: Callable[[], object]) -> str | None:
     return None
 
 
-def _files(log: LogConfig, rank: int, save: Path | None) -> Iterator[tuple[str, Path]]:
+def _files(log: LogSettings, rank: int, save: Path | None) -> Iterator[tuple[str, Path]]:
     """Yield the files of ``rank``: its own, and on rank 0 the files about all ranks."""
     if save is not None:
         yield "--save", save / POINTER
@@ -77,7 +77,7 @@ def _files(log: LogConfig, rank: int, save: Path | None) -> Iterator[tuple[str, 
     yield from _records(log.records)
 
 
-def _records(records: RecordConfig) -> Iterator[tuple[str, Path]]:
+def _records(records: RecordSettings) -> Iterator[tuple[str, Path]]:
     if records.log_jsonl is not None:
         yield "--log-jsonl", records.log_jsonl
     if records.tensorboard_dir is not None:

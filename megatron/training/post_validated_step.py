@@ -6,7 +6,7 @@ iteration is reported one iteration late, because only then it is known whether 
 
 from dataclasses import replace
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.optimizer.settings import OptimizerSettings
@@ -127,7 +127,7 @@ class PostValidatedTrainStep:
 def make_train_step(
     config: OptimizerSettings,
     state: TrainState,
-    log: LogConfig | None = None,
+    log: LogSettings | None = None,
     *,
     ends_if_not_finite: bool = True,
 ) -> TrainStep:

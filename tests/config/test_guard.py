@@ -3,7 +3,7 @@
 import pytest
 
 from megatron.config.command_line import parse
-from megatron.config.guard import GuardConfig, parse_iterations
+from megatron.config.guard import GuardSettings
 from megatron.config.run_config import RunConfig
 
 MOCK = (
@@ -22,7 +22,7 @@ def run(flags: str) -> RunConfig:
 
 
 def test_without_its_flags_a_run_ends_where_a_loss_is_not_finite_or_nothing_moves() -> None:
-    assert run("").guard == GuardConfig()
+    assert run("").guard == GuardSettings()
     assert run("").notes == ()
 
 
@@ -38,23 +38,29 @@ def test_without_its_flags_a_run_ends_where_a_loss_is_not_finite_or_nothing_move
         ("--exit-signal SIGUSR2", {}),
         ("--exit-duration-in-mins 0.5", {"exit_duration_in_mins": 0.5}),
         ("--check-for-nan-in-loss-and-grad", {}),
-        ("--iterations-to-skip 3 5 3", {"skipped": frozenset({3, 5})}),
-        ("--distributed-timeout-minutes 60", {"hang_seconds": 1800.0}),
-        ("--distributed-timeout-minutes 60 --hang-seconds 7.5", {"hang_seconds": 7.5}),
+        ("--iterations-to-skip 3 5 3", {"iterations_to_skip": (3, 5, 3)}),
     ],
 )
 def test_what_flags_come_to(flags: str, changed: dict[str, object]) -> None:
-    found, usual = run(flags).guard, GuardConfig()
-    for name in ("exit_signals", "exit_duration_in_mins", "skipped", "hang_seconds"):
+    found, usual = run(flags).guard, GuardSettings()
+    for name in ("exit_signals", "exit_duration_in_mins", "iterations_to_skip"):
         assert getattr(found, name) == changed.get(name, getattr(usual, name))
     assert found.no_check_for_nan_in_loss_and_grad is False
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [("", 1800.0), ("--hang-seconds 7.5", 7.5)])
+def test_a_run_ends_after_half_the_time_of_a_collective_or_as_the_flag_says(
+    flags: str, seconds: float
+) -> None:
+    found = run(f"--distributed-timeout-minutes 60 {flags}")
+    assert found.guard.seconds_of_hang(found.parallel.timeout_minutes) == seconds
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--iterations-to-skip 3 0", "--iterations-to-skip 3 0: '0' is no iteration; from 1 on"),
-        ("--iterations-to-skip 3.5", "--iterations-to-skip 3.5: '3.5' is no iteration"),
+        ("--iterations-to-skip 3 0", "--iterations-to-skip 0: must be an iteration from 1 on"),
+        ("--iterations-to-skip 3.5", "--iterations-to-skip 3.5: must be an iteration"),
         ("--exit-duration-in-mins 0", "--exit-duration-in-mins 0.0 at least 1e-06"),
         ("--hang-seconds nan", "--hang-seconds nan at least 1 "),
         ("--exit-signal SIGKILL", "--exit-signal SIGKILL choose SIGTERM SIGINT SIGUSR1 SIGUSR2"),
@@ -114,8 +120,3 @@ def test_a_restart_that_would_begin_anew_is_noted(
     notes = run(flags).notes
     assert len(notes) == bool(note)
     assert note in "".join(notes)
-
-
-def test_iterations_are_a_set_of_counts() -> None:
-    assert parse_iterations(()) == frozenset()
-    assert parse_iterations(("2", "01")) == {1, 2}

@@ -11,7 +11,7 @@ from command_lines import with_flags
 
 from megatron.config.cluster import gpu_with_memory
 from megatron.config.command_line import parse
-from megatron.config.log import DryRun
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.model.distribution import LayerDistribution
@@ -410,7 +410,7 @@ def test_post_validation_is_off_unless_asked_for(run: Callable[..., Any]) -> Non
 
 def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
     log = run("--profile-schedule-start 5 --save-measured-costs costs.json --replan").log
-    assert (log.profile_schedule_start, log.profile_schedule_end) == (5, 8)
+    assert log.timed_iterations == range(5, 8)
     assert (log.save_measured_costs, log.replan) == (Path("costs.json"), True)
     log = run().log
     assert (log.profile_schedule_start, log.save_measured_costs, log.replan) == (None, None, False)
@@ -419,9 +419,11 @@ def test_a_profile_of_the_schedule(run: Callable[..., Any]) -> None:
 def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     flags = "--pipeline-model-parallel-size 4 --bf16 --dry-run --dry-run-gpu H100"
     config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
-    assert config.dry_run == DryRun("H100")
+    assert config.dry_run == DryRunSettings(dry_run=True, dry_run_gpu="H100")
     assert config.parallel.pipeline_size == 4
-    assert parse(f"{BASE} --bf16 --dry-run".split(), world_size=1).dry_run == DryRun("A100")
+    usual = parse(f"{BASE} --bf16 --dry-run".split(), world_size=1).dry_run
+    assert usual is not None
+    assert usual.gpu == "A100"
 
 
 @pytest.mark.parametrize(
@@ -462,7 +464,8 @@ def test_a_dry_run_has_the_replicas_and_the_link_that_it_is_told() -> None:
     config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.parallel.replicas.size == config.train.replicas == 3
     assert config.train.num_microbatches == 4
-    assert config.dry_run == DryRun("A100")
+    assert config.dry_run is not None
+    assert (config.dry_run.gpu, config.dry_run.replica_bandwidth) == ("A100", None)
     flags += " --dry-run-replica-bandwidth 12.5 --dry-run-replica-latency 20"
     asked = parse(with_flags(BASE.split(), flags.split()), world_size=1).dry_run
     assert asked is not None
@@ -485,7 +488,7 @@ def test_replicas_of_a_dry_run_that_cannot_be(flags: str, message: str) -> None:
 
 def test_the_gpu_of_a_dry_run_has_its_name_in_any_case() -> None:
     flags = f"{BASE} --bf16 --dry-run --dry-run-gpu rtx4090"
-    assert parse(flags.split(), world_size=1).dry_run == DryRun("rtx4090")
+    assert parse(flags.split(), world_size=1).dry_run == DryRunSettings(True, "rtx4090")
 
 
 def test_an_unknown_gpu_is_told_with_the_other_mistakes() -> None:

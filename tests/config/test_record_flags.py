@@ -6,7 +6,7 @@ import pytest
 
 from megatron.config import records
 from megatron.config.command_line import parse
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.config.run_config import RunConfig
 
 BASE = (
@@ -25,7 +25,7 @@ def has(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 def test_nothing_is_recorded_by_default() -> None:
-    assert run("").log.records == RecordConfig()
+    assert run("").log.records == RecordSettings()
 
 
 def test_flags_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_flags_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
         "--log-validation-ppl-to-tensorboard --log-world-size-to-tensorboard --wandb-project p "
         "--wandb-exp-name n --wandb-entity e --wandb-save-dir w --no-live-display --save s"
     )
-    assert config.log.records == RecordConfig(
+    assert config.log.records == RecordSettings(
         log_jsonl=Path("a.jsonl"),
         tensorboard_dir=Path("curves"),
         tensorboard_log_interval=5,

@@ -14,7 +14,7 @@ from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
 from megatron.checkpoint.saved_model import read_model
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
@@ -268,5 +268,5 @@ class Job:
                 **dataclasses.asdict(self.adamw),
             ),
             data=DataConfig((), (1, 0, 0), self.sequence, seed=0, eod_token=0),
-            log=LogConfig(log_interval=1, moe_per_layer_logging=True),
+            log=LogSettings(log_interval=1, moe_per_layer_logging=True),
         )

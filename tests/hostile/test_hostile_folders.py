@@ -20,8 +20,8 @@ from megatron.checkpoint.foreign import megatron_core
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.tensor_files import INDEX, ONE_FILE, TensorFiles
 from megatron.checkpoint.metadata import METADATA, read_metadata
-from megatron.config.log import LogConfig
-from megatron.config.records import RecordConfig
+from megatron.config.log import LogSettings
+from megatron.config.records import RecordSettings
 from megatron.data.index_cache import IndexCache
 from megatron.data.preparation.unfinished import held, read_state
 from megatron.native import files, slow_work
@@ -194,7 +194,7 @@ def test_a_lock_that_is_none_is_refused_and_left(kind: str, tmp_path: Path, vict
         pass
     if kind not in ("file", "hard link"):  # a file's content is read when it is locked
         with pytest.raises(ValueError, match=f"^--save: {own} {fault}.* name another folder$"):
-            check_outputs(LogConfig(), 0, own.parent)
+            check_outputs(LogSettings(), 0, own.parent)
     assert not (tmp_path / "new").exists()
     if kind == "file":
         assert own.read_text() == "notes of the user"
@@ -219,7 +219,7 @@ def test_a_folder_of_the_user_is_not_emptied(kind: str, tmp_path: Path) -> None:
 
 def test_progress_is_not_appended_through_a_link(tmp_path: Path, victim: Path) -> None:
     (tmp_path / PROGRESS).symlink_to(victim)
-    log = LogConfig(records=RecordConfig(progress_folder=tmp_path))
+    log = LogSettings(records=RecordSettings(progress_folder=tmp_path))
     with pytest.raises(ValueError, match=rf"--log-progress: .*{PROGRESS} is a link, not a file"):
         check_outputs(log, rank=0)
     with pytest.raises(OSError, match="it is a link, not a file"):

@@ -18,7 +18,7 @@ from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.command_line import parse
-from megatron.config.log import DryRun
+from megatron.config.dry_run import DryRunSettings
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.flags.words import split
@@ -475,7 +475,7 @@ def test_replicas_share_the_global_batch() -> None:
     train = replace(alone.train, global_batch_size=2 * alone.train.global_batch_size, replicas=2)
     parallel = replace(alone.parallel, replicas=ReplicaConfig(size=2))
     both = replace(alone, train=train, parallel=parallel)
-    free = DryRun("A100", replica_bandwidth=inf, replica_latency=0.0)
+    free = DryRunSettings(dry_run_replica_bandwidth=inf, dry_run_replica_latency=0.0)
     one, two, linked = report(alone), report(replace(both, dry_run=free)), report(both)
     assert "1 replica of 4 x A100 (312 TFLOP/s, 80 GiB); --dry-run-replicas N plans more" in one
     assert "2 replicas of 4 x A100 (312 TFLOP/s, 80 GiB)\n" in two
@@ -501,7 +501,8 @@ def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
 def test_ranks_that_share_every_sequence_need_less_time_and_memory_each() -> None:
     alone = config()
     parallel = replace(alone.parallel, context_size=2, replicas=ReplicaConfig(size=2))
-    shared = replace(alone, parallel=parallel, dry_run=DryRun("A100", inf, 0.0))
+    free = DryRunSettings(dry_run_replica_bandwidth=inf, dry_run_replica_latency=0.0)
+    shared = replace(alone, parallel=parallel, dry_run=free)
     text = report(shared)
     assert "1 replica of 8 x A100" in text
     assert "pipeline of 4 x 2 context-parallel ranks that share every sequence; a rank" in text

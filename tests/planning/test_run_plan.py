@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
@@ -81,7 +81,7 @@ def config(
         ),
         optimizer=OptimizerSettings(lr=1.0),
         data=DataConfig((), (1, 0, 0), 128, seed=0, eod_token=0),
-        log=LogConfig(log_interval=1),
+        log=LogSettings(log_interval=1),
     )
 
 

@@ -563,7 +563,7 @@ def test_a_signal_ends_a_run_that_saves_nothing(ranks: RankPool) -> None:
     config = replace(
         config,
         log=replace(config.log, peak_tflops=1.0),
-        guard=replace(config.guard, exit_signals=("SIGUSR1",)),
+        guard=replace(config.guard, exit_signal_handler=True),
     )
     said = ranks.run(leave_by_signal, 2, config=config)[0]
     assert "exiting at iteration 4 after SIGUSR1 (--exit-signal-handler)" in said

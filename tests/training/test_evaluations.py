@@ -16,7 +16,7 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Batches
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.config.run_config import RunConfig
 from megatron.data.config import EvaluationSet
 from megatron.training import evaluations as evaluations_module
@@ -59,7 +59,7 @@ def run(
 ) -> str:
     """What rank 0 prints."""
     config = JOB.config(layout)
-    records = RecordConfig(log_jsonl=None if jsonl is None else folder / jsonl)
+    records = RecordSettings(log_jsonl=None if jsonl is None else folder / jsonl)
     config = replace(
         config,
         train=replace(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.config.log import LogConfig
-from megatron.config.records import RecordConfig
+from megatron.config.log import LogSettings
+from megatron.config.records import RecordSettings
 from megatron.native import files
 from megatron.training.outputs import check_outputs, why_unwritten
 from megatron.training.profiling.torch_trace import profiler
@@ -23,8 +23,8 @@ FLAGS = {
 }
 
 
-def log(**files: Any) -> LogConfig:
-    plain = LogConfig(profile="profile_dir" in files, profile_step_start=1, profile_step_end=2)
+def log(**files: Any) -> LogSettings:
+    plain = LogSettings(profile="profile_dir" in files, profile_step_start=1, profile_step_end=2)
     return dataclasses.replace(plain, **files)
 
 
@@ -151,8 +151,8 @@ def test_a_full_disk_ends_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "No space left on device" in said
 
 
-def with_records(**values: Any) -> LogConfig:
-    return log(records=RecordConfig(**values))
+def with_records(**values: Any) -> LogSettings:
+    return log(records=RecordSettings(**values))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def with_records(**values: Any) -> LogConfig:
 def test_records_are_looked_for_on_the_rank_that_writes_them(
     flag: str, values: dict[str, str], tmp_path: Path
 ) -> None:
-    def placed(folder: Path) -> LogConfig:
+    def placed(folder: Path) -> LogSettings:
         return with_records(**{n: folder / v if v == "out" else v for n, v in values.items()})
 
     check_outputs(placed(tmp_path / "new"), rank=0)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
@@ -157,7 +157,7 @@ class BenchmarkCase:
             eval_iters=1,
             replicas=self.replicas,
         )
-        log = LogConfig(log_interval=1)
+        log = LogSettings(log_interval=1)
         data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
         return RunConfig(
             self.model_config(), parallel, train, OptimizerSettings(lr=1e-4), data, log

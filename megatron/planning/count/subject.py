@@ -36,7 +36,7 @@ class Subject(NamedTuple):
         wide_stream: whether the activations between layers are fp32.
         documents: every sample counts as one document, which is the most work that documents can
             make; ``None``: samples are not divided.
-        expert_imbalance: as in ``DryRun``.
+        expert_imbalance: as in ``DryRunSettings``.
         offloads: whether the bytes that may wait on the host are counted.
         slices: tokens of every slice of a sample; empty: microbatches are whole.
         host_knows_slots: the host learns how many tokens each expert has.
@@ -71,7 +71,7 @@ class Subject(NamedTuple):
         train, parallel, eight_bits = config.train, config.parallel, config.train.eight_bits
         if eight_bits is not None:  # a count needs no Transformer Engine
             eight_bits = replace(eight_bits, transformer_engine=False)
-        documents = config.data.documents
+        asked, documents = config.dry_run, config.data.documents
         if documents is not None:
             documents = replace(documents, eod_token=0)
         return cls(
@@ -88,7 +88,7 @@ class Subject(NamedTuple):
             sequence_parallel=parallel.sequence_parallel,
             context_size=parallel.context_size,
             experts=parallel.experts,
-            expert_imbalance=1.0 if config.dry_run is None else config.dry_run.expert_imbalance,
+            expert_imbalance=1.0 if asked is None else asked.dry_run_expert_imbalance,
             context_exchange=parallel.context_exchange,
             context_heads_size=parallel.context_heads_size,
             documents=documents,

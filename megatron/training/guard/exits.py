@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron.config.guard import GuardConfig
+from megatron.config.guard import GuardSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.exit_signals import ExitSignals
 
@@ -45,7 +45,7 @@ class AgreedExit:
     """
 
     def __init__(
-        self, config: GuardConfig, signals: ExitSignals, begin: float, hosts: ConnectedAxis
+        self, config: GuardSettings, signals: ExitSignals, begin: float, hosts: ConnectedAxis
     ) -> None:
         self._config = config
         self._signals = signals

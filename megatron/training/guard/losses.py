@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.guard import GuardConfig
+from megatron.config.guard import GuardSettings
 from megatron.training.step import Finished
 from megatron.training.words import samples_in_words
 
@@ -15,7 +15,7 @@ SPIKE: Final = 10.0
 class LossWatch:
     """Follows the losses of one launch."""
 
-    def __init__(self, config: GuardConfig) -> None:
+    def __init__(self, config: GuardSettings) -> None:
         self._config = config
         self._largest = {"lm loss": 0.0, "grad norm": 0.0}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics.records import Evaluation, Interval, Record, Step
 
 
@@ -35,7 +35,7 @@ class Bars(NamedTuple):
 class Curves:
     """Chooses the points that are drawn."""
 
-    config: RecordConfig
+    config: RecordSettings
     world_size: int
 
     @property

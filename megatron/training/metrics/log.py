@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.log_line import evaluation_lines, iteration_line, load_lines
@@ -85,7 +85,9 @@ class Log:
                 self.say(f"{sink.name}: {error}; training goes on without these records")
 
 
-def open_log(config: RecordConfig, rank: int, world_size: int, stream: TextIO | None = None) -> Log:
+def open_log(
+    config: RecordSettings, rank: int, world_size: int, stream: TextIO | None = None
+) -> Log:
     """Return the log of ``rank``; nothing is written before the first record.
 
     The live display uses ``stream``, by default standard output.

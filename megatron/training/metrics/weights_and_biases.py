@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Sink, Started, Step
@@ -24,7 +24,7 @@ MOST_BINS: Final = 512
 class WeightsAndBiases(Sink):
     """Sends curves with the package ``wandb``."""
 
-    def __init__(self, config: RecordConfig, curves: Curves) -> None:
+    def __init__(self, config: RecordSettings, curves: Curves) -> None:
         self.name = f"--wandb-project {config.wandb_project}"
         self.wants_ranks = curves.wants_ranks
         self._config = config

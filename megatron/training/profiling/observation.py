@@ -6,7 +6,7 @@ some iterations, and ``--profile`` names the passes for profilers.
 
 from collections.abc import Callable
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.runtime.clocks import common_start
 from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
@@ -34,7 +34,7 @@ class Observation:
 
     def __init__(
         self,
-        config: LogConfig,
+        config: LogSettings,
         state: TrainState,
         last: int,
         plan_with: PlanWith,
@@ -44,8 +44,8 @@ class Observation:
         self._state = state
         self._plan_with = plan_with
         self._say = say
-        start, end = config.profile_schedule_start, config.profile_schedule_end
-        self._measured = range(0) if start is None or end is None else range(start - 1, end - 1)
+        timed = config.timed_iterations
+        self._measured = range(timed.start - 1, timed.stop - 1)
         named = range(config.profile_step_start - 1, config.profile_step_end - 1)
         self._named = named if config.profile else range(0)
         self._last = None if config.record_timeline is None else last

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.native.files import atomic_path
 from megatron.training.metrics.log import print_now
 from megatron.training.outputs import why_unwritten
@@ -15,7 +15,7 @@ from megatron.training.outputs import why_unwritten
 
 @contextmanager
 def profiler(
-    config: LogConfig, rank: int, say: Callable[[str], None] = print_now
+    config: LogSettings, rank: int, say: Callable[[str], None] = print_now
 ) -> Iterator[Callable[[], None]]:
     """Trace the iterations from ``profile_step_start`` to the one before ``profile_step_end``.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from harness.small_models import GPT, llama_of
 
-from megatron.config.log import LogConfig
+from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
@@ -78,7 +78,7 @@ def run_of(
         train=TrainConfig(**(options | train)),
         optimizer=optimizer or OptimizerSettings(lr=1.0),
         data=DataConfig((), (1, 0, 0), model.seq_length, seed=0, eod_token=0),
-        log=LogConfig(log_interval=1),
+        log=LogSettings(log_interval=1),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.count.counting import LLAMA, counted, run_of
 
-from megatron.config.log import DryRun
+from megatron.config.dry_run import DryRunSettings
 from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.experts import Dispatcher
 from megatron.parallel.settings import ExpertRankSettings
@@ -41,7 +41,9 @@ def test_every_rank_sends_all_its_rows_and_keeps_what_comes_from_itself(
 def of(dispatcher: Dispatcher, imbalance: float) -> RankCount:
     """Return the count of a rank whose experts are spread over ``RANKS`` replicas."""
     run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(RANKS, 1, dispatcher)})
-    [found] = counted(replace(run, dry_run=DryRun("H100", expert_imbalance=imbalance)), (2,))
+    [found] = counted(
+        replace(run, dry_run=DryRunSettings(dry_run_expert_imbalance=imbalance)), (2,)
+    )
     return found
 
 
@@ -108,7 +110,7 @@ def test_bytes_of_every_exchange_are_those_of_the_tokens(dispatcher: Dispatcher,
         "B": there(rows, *layout) + home(4 * choices, *layout) + home(rows, *layout),
     }  # fmt: skip
     run = run_of(MIXTURE, sizes={"experts": ExpertRankSettings(e, etp, dispatcher)})
-    [found] = counted(replace(run, dry_run=DryRun("H100")), (2,))
+    [found] = counted(replace(run, dry_run=DryRunSettings()), (2,))
     for kind, moved in wanted.items():
         steps = [step for work, _ in found.passes[kind, 0].parts for step in work.steps]
         of_experts = [

@@ -10,7 +10,7 @@ import pytest
 from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
 
-from megatron.config.guard import GuardConfig
+from megatron.config.guard import GuardSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.training.exit_signals import ExitSignals, was_terminated
 from megatron.training.guard.exits import AgreedExit
@@ -43,7 +43,7 @@ def test_a_sigterm_that_was_only_noted_is_remembered() -> None:
 
 
 def test_a_single_rank_leaves_at_once() -> None:
-    config = GuardConfig(exit_signals=("SIGUSR1",), exit_duration_in_mins=60.0)
+    config = GuardSettings(exit_signal_handler=True, exit_duration_in_mins=60.0)
     signals = ExitSignals(config.exit_signals)
     agreed = AgreedExit(config, signals, time.monotonic(), ALONE)
     assert agreed.decide() == (None, False)
@@ -53,7 +53,7 @@ def test_a_single_rank_leaves_at_once() -> None:
 
 
 def test_the_time_counts_from_the_begin_of_the_process() -> None:
-    config = GuardConfig(exit_duration_in_mins=1.5)
+    config = GuardSettings(exit_duration_in_mins=1.5)
     begin = time.monotonic() - 100.0
     reason, _ = AgreedExit(config, ExitSignals(), begin, ALONE).decide()
     assert reason == "after 1.5 minutes (--exit-duration-in-mins)"
@@ -63,7 +63,9 @@ def leave(rank: int, world_size: int, *, odd: int, seconds: float | None) -> lis
     """Five iterations; rank ``odd`` gets a signal in the second, or has begun earlier."""
     hosts = make_pipeline_groups().world_hosts
     names = () if seconds else ("SIGUSR1",)
-    config = GuardConfig(exit_signals=names, exit_duration_in_mins=seconds and seconds / 60)
+    config = GuardSettings(
+        exit_signal_handler=bool(names), exit_duration_in_mins=seconds and seconds / 60
+    )
     before = signal.getsignal(signal.SIGUSR1)
     signals = ExitSignals(names)
     begin = time.monotonic() - (2 * (seconds or 0.0) if rank == odd else 0.0)
@@ -93,14 +95,16 @@ def test_ranks_agree_on_the_time(ranks: RankPool) -> None:
 def test_a_run_that_no_signal_and_no_time_ends_exchanges_nothing() -> None:
     """The axis has no group here, so an exchange would fail."""
     unconnected = ConnectedAxis("world", 0, (0, 1))
-    agreed = AgreedExit(GuardConfig(), ExitSignals(), time.monotonic(), unconnected)
+    agreed = AgreedExit(GuardSettings(), ExitSignals(), time.monotonic(), unconnected)
     assert agreed.decide() == (None, False)
     agreed.close()
 
 
 def test_a_file_ends_the_run_as_long_as_it_is_there(tmp_path: Path) -> None:
     file = tmp_path / "stop"
-    agreed = AgreedExit(GuardConfig(kill_switch_path=file), ExitSignals(), time.monotonic(), ALONE)
+    agreed = AgreedExit(
+        GuardSettings(kill_switch_path=file), ExitSignals(), time.monotonic(), ALONE
+    )
     assert agreed.decide() == (None, False)
     file.touch()
     reason = f"because {file} is there (--kill-switch-path)"
@@ -108,7 +112,7 @@ def test_a_file_ends_the_run_as_long_as_it_is_there(tmp_path: Path) -> None:
 
 
 def test_triggers_work_once_each(tmp_path: Path) -> None:
-    config = GuardConfig(trigger_path=tmp_path)
+    config = GuardSettings(trigger_path=tmp_path)
     agreed = AgreedExit(config, ExitSignals(), time.monotonic(), ALONE)
     assert agreed.decide() == (None, False)
     (tmp_path / "save").touch()
@@ -122,7 +126,7 @@ def test_triggers_work_once_each(tmp_path: Path) -> None:
 def look(rank: int, world_size: int, *, folder: Path) -> list[tuple[str | None, bool]]:
     """Three iterations; a file asks for a save before the first."""
     hosts = make_pipeline_groups().world_hosts
-    agreed = AgreedExit(GuardConfig(trigger_path=folder), ExitSignals(), time.monotonic(), hosts)
+    agreed = AgreedExit(GuardSettings(trigger_path=folder), ExitSignals(), time.monotonic(), hosts)
     decided = [agreed.decide() for _ in range(3)]
     agreed.close()
     return decided

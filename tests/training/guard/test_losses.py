@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.config.guard import GuardConfig
+from megatron.config.guard import GuardSettings
 from megatron.training.guard.losses import LossWatch
 from megatron.training.step import Finished
 
@@ -17,7 +17,7 @@ def finished(number: int, loss: float, is_skipped: bool = False) -> Finished:
 
 def remarks(losses: list[float], tells_spikes: bool = True) -> dict[int, str]:
     """What is said about each iteration, counted from 1, that is remarkable."""
-    watch = LossWatch(GuardConfig(check_for_spiky_loss=tells_spikes))
+    watch = LossWatch(GuardSettings(check_for_spiky_loss=tells_spikes))
     said = {}
     for number, loss in enumerate(losses):
         for line in watch.remarks(finished(number, loss, not math.isfinite(loss))):
@@ -45,7 +45,7 @@ def test_a_spike_is_ten_times_the_largest_loss_that_was_none(
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_large_gradient_norm_is_told_by_itself(is_told: bool) -> None:
     """Spikes of the loss and of the norm are counted apart; an overflow is none."""
-    watch = LossWatch(GuardConfig(check_for_large_grads=is_told))
+    watch = LossWatch(GuardSettings(check_for_large_grads=is_told))
     said = [
         line
         for number, norm in enumerate((2.0, math.inf, 19.0, 190.0, 180.0))
@@ -71,7 +71,7 @@ def test_remarks_name_iteration_values_and_samples() -> None:
 
 def test_an_overflow_is_told_with_the_next_loss_scale() -> None:
     overflown = replace(finished(1, 2.5, is_skipped=True), loss_scale=2.0**20)
-    (said,) = LossWatch(GuardConfig()).remarks(overflown)
+    (said,) = LossWatch(GuardSettings()).remarks(overflown)
     assert said == (
         "iteration 2: lm loss 2.5, grad norm 1.0: no step was taken; samples 4-7; the loss scale "
         "is 1048576.0 now"
@@ -79,4 +79,4 @@ def test_an_overflow_is_told_with_the_next_loss_scale() -> None:
 
 
 def test_an_iteration_that_is_not_final_is_no_news() -> None:
-    assert list(LossWatch(GuardConfig(check_for_spiky_loss=True)).remarks(None)) == []
+    assert list(LossWatch(GuardSettings(check_for_spiky_loss=True)).remarks(None)) == []

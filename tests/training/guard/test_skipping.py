@@ -58,7 +58,7 @@ def test_weights_are_those_of_a_run_on_the_other_samples(
     config = replace(
         config, optimizer=optimizer, log=replace(config.log, peak_tflops=1.0, log_interval=1)
     )
-    guarded = replace(config, guard=replace(config.guard, skipped=frozenset(skipped)))
+    guarded = replace(config, guard=replace(config.guard, iterations_to_skip=skipped))
     shorter = replace(
         config, train=replace(config.train, train_iters=JOB.iterations - len(skipped))
     )
@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_the_rate_that_skipped_iterations_have_left(
     """Iterations 2 and 3 lead to no step, so iteration 4 steps with 3/4 of the first rate."""
     config = JOB.config(Layout(1, "none"))
     config = replace(config, optimizer=replace(config.optimizer, **FALLING))
-    config = replace(config, guard=replace(config.guard, skipped=frozenset((2, 3))))
+    config = replace(config, guard=replace(config.guard, iterations_to_skip=(2, 3)))
     expected = [7.5e-3, 7.5e-3, 7.5e-3, 5e-3]
     assert printed_rates(config, ranks) == pytest.approx(expected)
     first = replace(
@@ -114,7 +114,7 @@ def test_the_line_of_skipped_iterations_has_no_loss(
 ) -> None:
     config = JOB.config(Layout(1, "none"))
     log = replace(config.log, peak_tflops=1.0, log_interval=interval)
-    config = replace(config, log=log, guard=replace(config.guard, skipped=frozenset((2, 3))))
+    config = replace(config, log=log, guard=replace(config.guard, iterations_to_skip=(2, 3)))
     [(_, said)] = ranks.run(run_on_rank, 1, config=config)
     lines = [line for line in said.splitlines() if "number of skipped" in line]
     assert len(lines) == 4 // interval
@@ -136,7 +136,7 @@ def test_a_skipped_iteration_is_measured_by_the_next_one(ranks: RankPool, tmp_pa
         save_measured_costs=costs,
         record_timeline=timeline,
     )
-    config = replace(config, log=log, guard=replace(config.guard, skipped=frozenset((2, 4))))
+    config = replace(config, log=log, guard=replace(config.guard, iterations_to_skip=(2, 4)))
     (_, said), _ = ranks.run(run_on_rank, 2, config=config, without=())
     assert "iterations 1 to 3 measured: " in said
     assert costs.is_file()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from training.metrics.made_records import ended, evaluation, interval, step
 from training.metrics.screen import Screen
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics.live_display import REDRAW_SECONDS, LiveDisplay, Shown, Terminal
 from megatron.training.metrics.log import Lines, Log, open_log
 from megatron.training.metrics.records import RankFigures, Record
@@ -211,7 +211,7 @@ def test_where_it_can_be_shown(height: int, kind: str, can: bool) -> None:
 
 
 def test_only_a_terminal_of_rank_0_has_one_and_only_if_wanted() -> None:
-    def shows(config: RecordConfig, rank: int, stream: io.StringIO) -> bool:
+    def shows(config: RecordSettings, rank: int, stream: io.StringIO) -> bool:
         with contextlib.redirect_stdout(stream):
             log = open_log(config, rank, 2, stream)
             log.write(step(1))
@@ -223,7 +223,7 @@ def test_only_a_terminal_of_rank_0_has_one_and_only_if_wanted() -> None:
         environment.setenv("LINES", "40")
         environment.setenv("COLUMNS", "100")
         environment.delenv("NO_COLOR", raising=False)
-        assert shows(RecordConfig(), 0, Screen())
-        assert not shows(RecordConfig(), 1, Screen())
-        assert not shows(RecordConfig(no_live_display=True), 0, Screen())
-        assert not shows(RecordConfig(), 0, io.StringIO())
+        assert shows(RecordSettings(), 0, Screen())
+        assert not shows(RecordSettings(), 1, Screen())
+        assert not shows(RecordSettings(no_live_display=True), 0, Screen())
+        assert not shows(RecordSettings(), 0, io.StringIO())

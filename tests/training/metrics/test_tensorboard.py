@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training.metrics.made_records import evaluation, interval, started, step
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics import tensorboard
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.records import LayerFigures
@@ -40,7 +40,7 @@ def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
         "tensorboard.backend.event_processing.event_accumulator",
         reason="the extra tensorboard is not installed",
     )
-    config = RecordConfig(log_timers_to_tensorboard=True, log_validation_ppl_to_tensorboard=True)
+    config = RecordSettings(log_timers_to_tensorboard=True, log_validation_ppl_to_tensorboard=True)
     sink = TensorBoard(tmp_path, 10, Curves(config, 2))
     layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
     for record in (started(), step(1), step(2, layers=(layer,)), interval(2), evaluation(2)):
@@ -72,7 +72,7 @@ def test_the_other_package_gets_names_without_spaces(
     (package / "__init__.py").write_text(FAKE)
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(tensorboard, "is_installed", lambda name: name == "tensorboardX")
-    sink = TensorBoard(tmp_path / "curves", 10, Curves(RecordConfig(), 2))
+    sink = TensorBoard(tmp_path / "curves", 10, Curves(RecordSettings(), 2))
     layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
     for record in (started(), step(1, layers=(layer,))):
         sink.write(record)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
-from megatron.config.records import RecordConfig
+from megatron.config.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.records import LayerFigures
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
@@ -61,7 +61,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def sink(**changes: Any) -> WeightsAndBiases:
-    config = RecordConfig(wandb_project="p", log_timers_to_tensorboard=True, **changes)
+    config = RecordSettings(wandb_project="p", log_timers_to_tensorboard=True, **changes)
     return WeightsAndBiases(config, Curves(config, 2))
 
 
