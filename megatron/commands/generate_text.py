@@ -27,8 +27,8 @@ with in_environment():
     from megatron.checkpoint.choose import choose, read_model
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.storage import OtherModelError
-    from megatron.config.tokenizer import TokenizerFlags, tokenizer_of
-    from megatron.data.tokenizers.build import TYPES as TOKENIZERS
+    from megatron.data.tokenizers.settings import TYPES as TOKENIZERS
+    from megatron.data.tokenizers.settings import TokenizerSettings
     from megatron.flags.command import read
     from megatron.flags.declare import flag, positional
     from megatron.flags.groups import Flags
@@ -77,10 +77,10 @@ class GenerateFlags:
 
 
 @dataclass(frozen=True)
-class TextFlags(TokenizerFlags):
+class TextFlags(TokenizerSettings):
     """Tokenizer, as in training."""
 
-    tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=tuple(TOKENIZERS),
+    tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=TOKENIZERS,
         unset="none: with --ids there are no words")
 # fmt: on
 
@@ -100,8 +100,8 @@ def words_of(flags: Flags, vocab_size: int) -> Words:
     Raises:
         ValueError: the tokenizer has more tokens than the model.
     """
-    own, tokenizer = flags[GenerateFlags], tokenizer_of(flags[TextFlags])
-    if own.ids or tokenizer is None:
+    own, tokenizer = flags[GenerateFlags], flags[TextFlags]
+    if own.ids or tokenizer.tokenizer_type is None:
         return Words.ids(vocab_size, own.end)
     return Words.of(tokenizer, own.end, vocab_size)
 

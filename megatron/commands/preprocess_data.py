@@ -21,11 +21,10 @@ with in_environment():
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
     from megatron.data.preparation.encode import EncodeConfig
     from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
     from megatron.data.preparation.sentences import SentenceConfig
-    from megatron.data.tokenizers.build import TYPES
+    from megatron.data.tokenizers.settings import TYPES, TokenizerSettings
     from megatron.flags.command import read
     from megatron.flags.declare import flag, required
     from megatron.flags.groups import Flags, declarations
@@ -76,10 +75,10 @@ class IdleFlags:
 
 
 @dataclass(frozen=True)
-class TextFlags(TokenizerFlags):
+class TextFlags(TokenizerSettings):
     """Tokenizer."""
 
-    tokenizer_type: str = required("Megatron's name of it.", choices=tuple(TYPES))
+    tokenizer_type: str = required("Megatron's name of it.", choices=TYPES)
 # fmt: on
 
 
@@ -141,8 +140,7 @@ def config_of(flags: Flags) -> PreprocessConfig:
     Raises:
         ValueError: flags contradict one another, or a number is out of range.
     """
-    data, run, text = flags[DataFlags], flags[RunFlags], flags[TextFlags]
-    tokenizer = tokenizer_config(text, text.tokenizer_type)
+    data, run, tokenizer = flags[DataFlags], flags[RunFlags], flags[TextFlags]
     sentences = SentenceConfig(data.lang, data.keep_newlines) if data.split_sentences else None
     return PreprocessConfig(
         data.input,

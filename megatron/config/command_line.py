@@ -1,7 +1,10 @@
 """Reads the command line once: from words to flags, checks and one frozen ``RunConfig``."""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import Final
 
 from megatron import config
@@ -20,7 +23,7 @@ from megatron.flags.groups import Flags, Reading, filled
 from megatron.flags.help import help_text
 from megatron.flags.pipes import show
 from megatron.flags.readable import readable
-from megatron.flags.rules import FoundRule, Runs, rules_in
+from megatron.flags.rules import FoundRule, Runs, modules_in, rules_in
 from megatron.optimizer.settings import OptimizerSettings
 
 
@@ -114,7 +117,14 @@ def judged(
 
 def rules_for(run: Runs) -> tuple[FoundRule, ...]:
     """Return the rules that hold for a kind of run."""
-    return tuple(rule for rule in rules_in(config) if rule.runs in ("all", run))
+    return tuple(rule for rule in rules_in(modules_of_rules()) if rule.runs in ("all", run))
+
+
+@cache
+def modules_of_rules() -> tuple[ModuleType, ...]:
+    """Return the modules in which rules stand: those of this package, and those of all nodes."""
+    nodes = [sys.modules[group.__module__] for group in GROUPS]
+    return tuple(dict.fromkeys((*modules_in(config), *nodes)))
 
 
 def with_default_batch(flags: Flags) -> Flags:

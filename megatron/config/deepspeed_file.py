@@ -12,11 +12,11 @@ from typing import Any, Final
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.precision import PrecisionFlags
 from megatron.config.replicas import ReplicaFlags
-from megatron.config.side_files import json_of
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
+from megatron.native.side_files import json_of
 from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings
 
 _FLAG: Final = "--deepspeed-config"

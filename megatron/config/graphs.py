@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.config.data import CorpusFlags
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import is_mixture
@@ -17,6 +16,7 @@ from megatron.config.pairs import hides_collectives
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
+from megatron.data.settings import DocumentSettings
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in
@@ -55,7 +55,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     A dimension that ``auto`` leaves open prevents nothing: its choices do, each in its alternative
     of the run.
     """
-    parallel, corpus = flags[ParallelFlags], flags[CorpusFlags]
+    parallel, documents = flags[ParallelFlags], flags[DocumentSettings]
     for option, share in (
         ("--attention-dropout", flags[AttentionSettings].attention_dropout),
         ("--hidden-dropout", flags[BlockSettings].hidden_dropout),
@@ -67,7 +67,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
             "--context-parallel-size shares sequences, and attention over shared sequences has "
             "never been captured"
         )
-    if corpus.reset_position_ids or corpus.reset_attention_mask:
+    if documents.reset_position_ids or documents.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
     if flags[FurtherTokensSettings].mtp_num_layers:
         yield "--mtp-num-layers makes the last stage read further embeddings"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from megatron.config.data import CorpusFlags
+from megatron.data.settings import DocumentSettings
 from megatron.flags.groups import Flags, options_of
 from megatron.flags.rules import notes, refuses
 from megatron.flags.tree import nodes_of, told
@@ -168,8 +168,8 @@ def _predicted_tokens(flags: Flags) -> Iterator[str]:
             f"{given} predicts tokens behind the end of every sample, which has --seq-length "
             f"{length}: lower it"
         )
-    for option, value in options_of(CorpusFlags, flags[CorpusFlags]):
-        if value and option in ("--reset-attention-mask", "--reset-position-ids"):
+    for option, value in options_of(DocumentSettings, flags[DocumentSettings]):
+        if value:
             yield (
                 f"{given} with {option}: the tokens that follow may be of another document, and "
                 "its layers see the whole sample: leave one of them out"

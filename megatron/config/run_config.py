@@ -11,15 +11,7 @@ import torch
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.checkpoint import checkpoints_of
-from megatron.config.corpora import (
-    flags_of_corpora,
-    gives_splits,
-    own_paths,
-    reads_ahead,
-    sets_to_evaluate,
-    shared_blend,
-)
-from megatron.config.data import CorpusFlags, DataFlags, parse_split
+from megatron.config.corpora import corpora_of, sets_to_evaluate
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
 from megatron.config.experts import upcycling_of
@@ -34,11 +26,11 @@ from megatron.config.parallel_config import ParallelConfig, parallel_config
 from megatron.config.parallelism import (
     ParallelFlags,
     number_of_replicas,
+    on_cuda,
 )
 from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
 from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordSettings
-from megatron.config.tokenizer import FillFlags, TokenizerFlags, fill_config
 from megatron.config.train import (
     EVALUATION,
     TrainConfig,
@@ -48,7 +40,8 @@ from megatron.config.train import (
     iterations,
 )
 from megatron.config.vocabulary import vocabulary
-from megatron.data.config import DataConfig
+from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import Flags, copied
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.optimizer.settings import OptimizerSettings
@@ -77,7 +70,7 @@ class RunConfig:
     parallel: ParallelConfig
     train: TrainConfig
     optimizer: OptimizerSettings
-    data: DataConfig
+    data: DataSettings
     log: LogSettings
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     guard: GuardSettings = field(default_factory=GuardSettings)
@@ -117,24 +110,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         checkpoint=checkpoints_of(flags, upcycling_of(flags)),
         guard=flags[GuardSettings],
         optimizer=optimizer_config(flags),
-        data=copied(
-            DataConfig,
-            flags[DataFlags],
-            data_path=() if gives_splits(flags[CorpusFlags]) else shared_blend(flags),
-            own_paths=own_paths(flags),
-            named_by=flags_of_corpora(flags),
-            full_validation=flags[CorpusFlags].full_validation,
-            reset_attention_mask=flags[CorpusFlags].reset_attention_mask,
-            reset_position_ids=flags[CorpusFlags].reset_position_ids,
-            prefetch=reads_ahead(flags),
-            split=parse_split(flags[DataFlags].split),
-            seq_length=flags[ShapeSettings].seq_length,
-            seed=train.seed,
-            eod_token=eod_token,
-            added_entries=max(0, vocab_size - (flags[TokenizerFlags].vocab_size or vocab_size)),
-            cache_path=flags[DataFlags].data_cache_path,
-            fill=fill_config(flags[FillFlags], flags[TokenizerFlags]),
-        ),
+        data=data_settings(flags, vocab_size, eod_token),
         log=replace(
             flags[LogSettings],
             records=flags[RecordSettings].beside(flags[CheckpointSettings].save, train.skip_train),
@@ -143,6 +119,31 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         dry_run=flags[DryRunSettings] if flags[DryRunSettings].dry_run else None,
         given={option: tuple(words) for option, words in flags.given.items()},
         world_size=flags.world_size,
+    )
+
+
+def data_settings(flags: Flags, vocab_size: int, eod_token: int) -> DataSettings:
+    """Return the samples of a run, with their corpora, their tokenizer and what follows for them.
+
+    Args:
+        flags: all flags.
+        vocab_size: entries of the vocabulary.
+        eod_token: id of the token that ends a document.
+    """
+    own, tokenizer, named = flags[DataSettings], flags[TokenizerSettings], corpora_of(flags)
+    return replace(
+        own,
+        seq_length=flags[ShapeSettings].seq_length,
+        seed=flags[TrainFlags].seed,
+        eod_token=eod_token,
+        blend=() if flags[CorpusSettings].gives_splits else named.blend(),
+        own_paths=named.own_paths(),
+        named_by=named.by_flag(),
+        added_entries=max(0, vocab_size - (tokenizer.vocab_size or vocab_size)),
+        prefetch=own.reads_ahead(on_gpus=on_cuda(flags)),
+        resets=flags[DocumentSettings],
+        tokenizer=tokenizer,
+        fill=flags[FillSettings],
     )
 
 
@@ -167,7 +168,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         eval_interval=flags.eval_interval if between else None,
         eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,
         final_sets=sets if evaluates else (),
-        full_validation=given[CorpusFlags].full_validation,
+        full_validation=given[DataSettings].full_validation,
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,
@@ -179,6 +180,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         grouped_package=grouped_package(given),
         host_states=host_states(given),
         calculate_per_token_loss=(
-            given[DataFlags].calculate_per_token_loss or not given[DataFlags].eod_mask_loss
+            given[DataSettings].calculate_per_token_loss or not given[DataSettings].eod_mask_loss
         ),
     )

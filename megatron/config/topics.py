@@ -4,7 +4,6 @@ from typing import Final
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.cluster import ClusterFlags
-from megatron.config.data import CorpusFlags, DataFlags
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import UpcyclingFlags
@@ -23,8 +22,9 @@ from megatron.config.records import RecordSettings
 from megatron.config.replicas import ReplicaFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.slices import SliceFlags
-from megatron.config.tokenizer import FillFlags, TokenizerFlags
 from megatron.config.train import TrainFlags
+from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
@@ -50,10 +50,11 @@ GROUPS: Final = (
     MuonSettings,
     RateSpanFlags,
     StateOffloadFlags,
-    DataFlags,
-    TokenizerFlags,
-    CorpusFlags,
-    FillFlags,
+    CorpusSettings,
+    DataSettings,
+    DocumentSettings,
+    TokenizerSettings,
+    FillSettings,
     ReplicaFlags,
     ClusterFlags,
     CheckpointSettings,

@@ -9,7 +9,7 @@ import torch
 
 from megatron.config.batch_growth import parse_rampup, parse_size_steps
 from megatron.data.batch_sizes import BatchSizes, Growth
-from megatron.data.config import EvaluationSet
+from megatron.data.shares import EvaluationSet
 from megatron.flags.declare import flag, required
 from megatron.flags.groups import Flags, faults_of
 from megatron.flags.ranges import COUNT, INTERVAL, SAMPLES, SAMPLES_OR_NONE, SEED, WIDTH, Range

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from megatron.config.data import DataFlags
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.tokenizer import TokenizerFlags, tokenizer_config
+from megatron.data.settings import DataSettings
 from megatron.data.tokenizers.build import build_tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import Flags, faults_of
 from megatron.flags.rules import refuses
 
@@ -20,22 +20,22 @@ def vocabulary(flags: Flags) -> tuple[int, int]:
     Raises:
         ValueError: the tokenizer is unknown, its file cannot be used, or --vocab-size does not fit.
     """
-    given = flags[TokenizerFlags]
+    given = flags[TokenizerSettings]
     kind, size = given.tokenizer_type, given.vocab_size or 0
     if kind is None:
         return size, max(size - 1, 0)
     if flags[DryRunSettings].dry_run and size:
         return size, 0  # a dry run does not read the tokenizer's file, which may not be here
-    tokenizer = build_tokenizer(tokenizer_config(given, kind))
+    tokenizer = build_tokenizer(given)
     # --vocab-size may add entries to a tokenizer's own; build_tokenizer refuses fewer.
     return max(tokenizer.vocab_size, size), tokenizer.eod
 
 
 @refuses
 def _tokenizer(flags: Flags) -> Iterator[str]:
-    needless = flags[DryRunSettings].dry_run or flags[DataFlags].mock_data
-    if flags[TokenizerFlags].tokenizer_type is None and not (
-        needless and flags[TokenizerFlags].vocab_size
+    needless = flags[DryRunSettings].dry_run or flags[DataSettings].mock_data
+    if flags[TokenizerSettings].tokenizer_type is None and not (
+        needless and flags[TokenizerSettings].vocab_size
     ):
         yield (
             "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "

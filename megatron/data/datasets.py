@@ -1,4 +1,4 @@
-"""The one call between a `DataConfig` and the train, validation and test samples."""
+"""The one call between a `DataSettings` and the train, validation and test samples."""
 
 import itertools
 import math
@@ -10,13 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from megatron.data.blend import BlendedDataset, normalised
-from megatron.data.config import DataConfig, Share
 from megatron.data.corpus_watch import WAY_OUT, CorpusWatch
-from megatron.data.fill_in_the_middle import FilledDataset
+from megatron.data.fill_in_the_middle import FilledDataset, FillTokens
 from megatron.data.index_builder import IndexBuilder, load_index_builder, name_bus_errors
 from megatron.data.indexed import IndexedDataset
 from megatron.data.mock import MockDataset
 from megatron.data.samples import GPTDataset, SampleDataset, build_sample_indices
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Share
+from megatron.data.tokenizers.build import build_tokenizer
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Part(NamedTuple):
 
 
 def build_datasets(
-    config: DataConfig, num_samples: tuple[int, int | None, int], vocab_size: int
+    config: DataSettings, num_samples: tuple[int, int | None, int], vocab_size: int
 ) -> Datasets:
     """Opens the corpora of a blend and indexes the samples of every split, or generates samples.
 
@@ -78,7 +80,7 @@ def build_datasets(
     """
     if config.mock_data:
         return _mock_datasets(config, num_samples, vocab_size)
-    if not config.data_path and config.own_paths is None:
+    if not config.blend and config.own_paths is None:
         raise ValueError("--data-path is empty; make sample data with tools/sample_data.py")
     builder = load_index_builder()
 
@@ -114,32 +116,33 @@ def _samples_of_epoch(blends: Sequence[Sequence[Part]], seq_length: int) -> int:
     return max(1, min(found))
 
 
-def _filled(config: DataConfig, dataset: SampleDataset, split: int) -> SampleDataset:
+def _filled(config: DataSettings, dataset: SampleDataset, split: int) -> SampleDataset:
     """Return a dataset with the middles of its documents moved to their ends, if configured."""
-    if config.fill is None:
+    if not config.fill.fim_data:
         return dataset
-    return FilledDataset(dataset, config.fill, seed=config.seed, split=split)
+    tokens = FillTokens.of(config.fill, build_tokenizer(config.tokenizer))
+    return FilledDataset(dataset, config.fill, tokens, seed=config.seed, split=split)
 
 
 def _first(datasets: Sequence[SampleDataset]) -> SampleDataset | None:
     return datasets[0] if datasets else None
 
 
-def _blends(config: DataConfig) -> Iterator[list[list[Part]]]:
+def _blends(config: DataSettings) -> Iterator[list[list[Part]]]:
     """Yield the blends of training, of every validation set and of the test."""
     own = config.own_paths
     if own is not None:
         for blends in ((own.train,), own.valid, (own.test,)):
             yield [[_part(config, share) for share in blend] for blend in blends if blend]
         return
-    sources = [IndexedDataset(prefix, config.flag_of(prefix)) for _, prefix in config.data_path]
-    ranges = [split_ranges(len(source), config.split) for source in sources]
-    weights = [weight for weight, _ in config.data_path]
+    sources = [IndexedDataset(prefix, config.flag_of(prefix)) for _, prefix in config.blend]
+    ranges = [split_ranges(len(source), config.split.shares) for source in sources]
+    weights = [weight for weight, _ in config.blend]
     for own_ranges in zip(*ranges, strict=True):
         yield [[Part(*part) for part in zip(weights, sources, own_ranges, strict=True)]]
 
 
-def _part(config: DataConfig, share: Share) -> Part:
+def _part(config: DataSettings, share: Share) -> Part:
     """Open the corpus of a share; its bounds are rounded as Megatron-LM rounds a split."""
     source = IndexedDataset(share.prefix, config.flag_of(share.prefix))
     begin, end = (round(mark * len(source)) for mark in (share.begin, share.end))
@@ -170,7 +173,7 @@ def _blended(
 
 
 def _mock_datasets(
-    config: DataConfig, num_samples: tuple[int, int | None, int], vocab_size: int
+    config: DataSettings, num_samples: tuple[int, int | None, int], vocab_size: int
 ) -> Datasets:
     masked = config.eod_token if config.eod_mask_loss else None
 
@@ -217,14 +220,14 @@ def split_ranges(num_sequences: int, split: Sequence[float]) -> list[range]:
 
 
 def _one_corpus(
-    config: DataConfig,
+    config: DataSettings,
     vocab_size: int,
     builder: IndexBuilder,
     asked_by: str,
     part: Part,
     num_samples: int | None,
 ) -> GPTDataset:
-    cache = config.cache_path or part.source.prefix.parent / "sample_indices"
+    cache = config.data_cache_path or part.source.prefix.parent / "sample_indices"
     indices = build_sample_indices(
         part.source,
         part.sequences,

@@ -8,14 +8,69 @@ run on another grid of ranks, reads the same samples.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.config import FillConfig
 from megatron.data.samples import SampleDataset
-from megatron.data.tokenizers.build import build_tokenizer
+from megatron.data.settings import FillSettings
 from megatron.data.tokenizers.interface import Tokenizer
+from megatron.flags.declare import option_of
+
+
+@dataclass(frozen=True)
+class FillTokens:
+    """A tokenizer, and the ids of the tokens that fill-in-the-middle puts into a text.
+
+    Attributes:
+        tokenizer: turns ids into text and back.
+        prefix: id before the prefix.
+        middle: id before the middle.
+        suffix: id before the suffix.
+        pad: id that fills a sample that became shorter.
+        end: id that ends a document.
+        split: id that cuts a document into fragments; ``None``: documents stay whole.
+    """
+
+    tokenizer: Tokenizer
+    prefix: int
+    middle: int
+    suffix: int
+    pad: int
+    end: int
+    split: int | None
+
+    @classmethod
+    def of(cls, settings: FillSettings, tokenizer: Tokenizer) -> "FillTokens":
+        """Return the ids of the tokens that the settings name.
+
+        Raises:
+            ValueError: the tokenizer lacks a token.
+        """
+
+        def id_of(name: str) -> int:
+            return _id_of(getattr(settings, name), option_of(name), tokenizer)
+
+        return cls(
+            tokenizer,
+            prefix=id_of("fim_prefix_token"),
+            middle=id_of("fim_middle_token"),
+            suffix=id_of("fim_suffix_token"),
+            pad=id_of("fim_pad_token"),
+            end=tokenizer.eod if settings.fim_eod_token is None else id_of("fim_eod_token"),
+            split=None if settings.fim_split_sample is None else id_of("fim_split_sample"),
+        )
+
+
+def _id_of(token: str, option: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.tokenize(token)
+    if len(ids) != 1 or tokenizer.detokenize(ids) != token:
+        raise ValueError(
+            f"{option} {token}: the tokenizer has no such token; add it to its folder "
+            "(tokenizer.add_special_tokens, save_pretrained), or name one that it has"
+        )
+    return ids[0]
 
 
 class FilledDataset:
@@ -23,19 +78,25 @@ class FilledDataset:
 
     Args:
         dataset: the samples as they are in the corpus.
-        config: how many documents are rearranged, and with which tokens.
+        settings: how many documents are rearranged.
+        tokens: the tokens that are put between their parts.
         seed: seed of the run.
         split: number of the split; every split makes random choices of its own.
     """
 
     def __init__(
-        self, dataset: SampleDataset, config: FillConfig, *, seed: int, split: int
+        self,
+        dataset: SampleDataset,
+        settings: FillSettings,
+        tokens: FillTokens,
+        *,
+        seed: int,
+        split: int,
     ) -> None:
         self.seq_length = dataset.seq_length
         self.masked_token = dataset.masked_token
         self._dataset = dataset
-        self._config = config
-        self._tokenizer = build_tokenizer(config.tokenizer)
+        self._settings, self._tokens = settings, tokens
         self._seeds = (seed, split)
 
     def __len__(self) -> int:
@@ -47,24 +108,24 @@ class FilledDataset:
         # NumPy's legacy generator, because its stream never changes. Its seeds have 32 bits each.
         high, low = divmod(index, 1 << 32)
         random = np.random.RandomState([*self._seeds, low, high])
-        moved = rearranged(out.tolist(), self._config, self._tokenizer, random)[: len(out)]
+        moved = rearranged(out.tolist(), self._settings, self._tokens, random)[: len(out)]
         out[: len(moved)] = moved
-        out[len(moved) :] = self._config.pad_token
+        out[len(moved) :] = self._tokens.pad
 
 
 def rearranged(
-    tokens: list[int], config: FillConfig, tokenizer: Tokenizer, random: np.random.RandomState
+    tokens: list[int], settings: FillSettings, ids: FillTokens, random: np.random.RandomState
 ) -> list[int]:
     """Return a sample's tokens with the middles of some documents moved to their ends."""
     found: list[int] = []
-    for document, end in _parts(tokens, config.end_token):
-        pieces = list(_parts(document, config.split_token))
+    for document, end in _parts(tokens, ids.end):
+        pieces = list(_parts(document, ids.split))
         if len(pieces) == 1:
-            found += _one(document, config.rate, config, tokenizer, random) + end
+            found += _one(document, settings.fim_rate, settings, ids, random) + end
             continue
-        rate = config.fragment_rate if random.random_sample() < config.rate else 0.0
+        rate = settings.fragment_rate if random.random_sample() < settings.fim_rate else 0.0
         for piece, mark in pieces:
-            found += _one(piece, rate, config, tokenizer, random) + mark
+            found += _one(piece, rate, settings, ids, random) + mark
         found += end
     return found
 
@@ -82,21 +143,21 @@ def _parts(tokens: list[int], mark: int | None) -> Iterator[tuple[list[int], lis
 def _one(
     tokens: list[int],
     rate: float,
-    config: FillConfig,
-    tokenizer: Tokenizer,
+    settings: FillSettings,
+    ids: FillTokens,
     random: np.random.RandomState,
 ) -> list[int]:
     """Return a piece of text with its middle moved to its end, or unchanged."""
     if not tokens or random.random_sample() >= rate:
         return tokens
-    text = tokenizer.detokenize(tokens)
-    if config.no_prefix and text.startswith(config.no_prefix):
+    text = ids.tokenizer.detokenize(tokens)
+    if settings.fim_no_prefix and text.startswith(settings.fim_no_prefix):
         return tokens
     first, second = sorted(random.randint(len(text) + 1, size=2).tolist())
-    parts = tokenizer.tokenize_all([text[:first], text[first:second], text[second:]])
+    parts = ids.tokenizer.tokenize_all([text[:first], text[first:second], text[second:]])
     prefix, middle, suffix = parts
-    if random.random_sample() < config.spm_rate:
-        head = [config.prefix_token, config.suffix_token, *suffix, config.middle_token]
+    if random.random_sample() < settings.fim_spm_rate:
+        head = [ids.prefix, ids.suffix, *suffix, ids.middle]
         return [*head, *prefix, *middle]
-    head = [config.prefix_token, *prefix, config.suffix_token, *suffix, config.middle_token]
+    head = [ids.prefix, *prefix, ids.suffix, *suffix, ids.middle]
     return [*head, *middle]

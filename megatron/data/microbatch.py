@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from megatron.data.config import DocumentsConfig
 from megatron.data.samples import SampleDataset
+from megatron.data.settings import DocumentSettings
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class MicrobatchLoader:
         num_microbatches: int,
         consumed_samples: int = 0,
         replica: tuple[int, int] = (0, 1),
-        documents: DocumentsConfig | None = None,
+        documents: DocumentSettings | None = None,
         kept: Tensor | None = None,
         depths: int = 0,
     ) -> None:

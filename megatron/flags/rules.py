@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from types import ModuleType
 from typing import Literal, TypeAlias
 
@@ -64,10 +64,15 @@ def notes_in(runs: Runs) -> Callable[[Rule], FoundRule]:
 
 
 @cache
-def rules_in(package: ModuleType) -> tuple[FoundRule, ...]:
-    """Return the rules of all modules of a package, by module and in the order of their lines."""
-    names = sorted(own.name for own in iter_modules(package.__path__) if not own.ispkg)
-    modules = [import_module(f"{package.__name__}.{name}") for name in names]
+def modules_in(package: ModuleType) -> tuple[ModuleType, ...]:
+    """Return all modules of a package and of the packages inside it, by name."""
+    found = walk_packages(package.__path__, f"{package.__name__}.")
+    return tuple(import_module(name) for name in sorted(own.name for own in found if not own.ispkg))
+
+
+@cache
+def rules_in(modules: tuple[ModuleType, ...]) -> tuple[FoundRule, ...]:
+    """Return the rules of modules, by module and in the order of their lines."""
     return tuple(
         value
         for module in modules

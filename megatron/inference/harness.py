@@ -13,7 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from megatron.checkpoint.choose import choose, read_model
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.inference.generate import generate
 from megatron.inference.model import InferenceModel, connected
 from megatron.inference.sampling import Sampling
@@ -65,7 +65,7 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         self._words = Words.ids(entries - 1)
         if tokenizer_type is not None:
             model = None if tokenizer_model is None else Path(tokenizer_model)
-            named = TokenizerConfig(tokenizer_type, model, vocab_size)
+            named = TokenizerSettings(tokenizer_type, model, vocab_size=vocab_size)
             self._words = Words.of(named, None, entries)
         groups = connected(launched())
         self._model = InferenceModel(where, groups, getattr(torch, dtype), self.max_length + 1)

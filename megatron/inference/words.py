@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
 from megatron.data.tokenizers.null import NullTokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Words:
         return cls(NullTokenizer(vocab_size), end, are_ids=True)
 
     @classmethod
-    def of(cls, config: TokenizerConfig, end: int | None, vocab_size: int) -> "Words":
+    def of(cls, config: TokenizerSettings, end: int | None, vocab_size: int) -> "Words":
         """Return an object for the tokenizer of a model with ``vocab_size`` entries.
 
         An answer ends with the token ``end``; ``None``: with the tokenizer's end of a document.

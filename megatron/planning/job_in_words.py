@@ -61,7 +61,7 @@ def job(config: RunConfig, gpu: Gpu) -> str:
     again = " with recomputed logits" if train.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu)}\n"
-    apart = f"{_DOCUMENTS}\n" if config.data.reset_attention_mask else ""
+    apart = f"{_DOCUMENTS}\n" if config.data.resets.reset_attention_mask else ""
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
         f"{of_replica} x {gpu.name} ({gpu.peak_tflops:g} TFLOP/s, "

@@ -78,7 +78,7 @@ def _files(config: RunConfig) -> Iterator[str]:
     log, records = config.log, config.log.records
     save = config.checkpoint.save
     yield f"checkpoints in {save}" if save else "no checkpoint; --save FOLDER keeps the model"
-    data = config.data.data_path
+    data = config.data.blend
     if data:
         yield f"data in {', '.join(str(prefix) for _, prefix in data[:3])}"
     named: tuple[tuple[str, Path | None], ...] = (

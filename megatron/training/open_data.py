@@ -7,11 +7,11 @@ from typing import Final
 from torch import Tensor
 
 from megatron.config.train import TrainConfig
-from megatron.data.config import DataConfig
 from megatron.data.corpus_watch import CorpusWatch
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.samples import SampleDataset
+from megatron.data.settings import DataSettings
 from megatron.parallel.grid import Coordinates
 from megatron.parallel.launchers import local_rank
 from megatron.schedules.counted import counted
@@ -41,7 +41,7 @@ class Data:
 
 
 def open_data(
-    config: DataConfig,
+    config: DataSettings,
     train: TrainConfig,
     vocab_size: int,
     place: Coordinates = _ALONE,
@@ -96,7 +96,9 @@ def open_data(
     )
 
 
-def _on_validation_sets(config: DataConfig, sets: Mapping[str, MicrobatchLoader]) -> Iterator[str]:
+def _on_validation_sets(
+    config: DataSettings, sets: Mapping[str, MicrobatchLoader]
+) -> Iterator[str]:
     """Yield lines on the names of sets, if there are several, and on samples that are left out.
 
     Raises:
@@ -138,7 +140,7 @@ def evaluations_of_validation(train: TrainConfig) -> int:
 
 
 def _test_set(
-    config: DataConfig, train: TrainConfig, vocab_size: int
+    config: DataSettings, train: TrainConfig, vocab_size: int
 ) -> tuple[SampleDataset | None, tuple[str, ...]]:
     """Return the test set, and a line if there is none.
 

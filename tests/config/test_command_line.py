@@ -13,6 +13,7 @@ from command_lines import with_flags
 from megatron.config.command_line import parse, read
 from megatron.config.run_config import RunConfig
 from megatron.data.indexed import IndexedWriter
+from megatron.data.shares import Split
 from megatron.flags.tree import values_of
 from megatron.model.settings import ModelSettings
 
@@ -77,8 +78,8 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
     assert (config.optimizer.lr_decay_samples, config.optimizer.lr_warmup_samples) == (20, 0)
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.9, 0.999)
     assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.01, 1.0)
-    assert config.data.data_path == ((1.0, prefix),)
-    assert config.data.split == (969, 30, 1)
+    assert config.data.blend == ((1.0, prefix),)
+    assert config.data.split == Split(969, 30, 1)
     assert config.data.eod_token == VOCAB - 1
     assert config.log.log_interval == 100
     assert (config.parallel.device, config.parallel.backend) == ("cpu", "gloo")
@@ -273,8 +274,8 @@ def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> 
     assert (config.train.dtype, config.train.seed, config.data.seed) == (torch.bfloat16, 7, 7)
     train = config.train
     assert (train.exit_interval, train.eval_interval, train.eval_iters) == (5, 4, 2)
-    assert (config.data.eod_mask_loss, config.data.cache_path) == (True, tmp_path)
-    assert config.data.split == (8, 2, 0)
+    assert (config.data.eod_mask_loss, config.data.data_cache_path) == (True, tmp_path)
+    assert config.data.split == Split(8, 2, 0)
     log = config.log
     assert (log.log_interval, log.peak_tflops, log.profile) == (1, 0.5, True)
     assert (log.profile_step_start, log.profile_step_end) == (2, 4)
@@ -283,7 +284,7 @@ def test_training_and_logging_flags(run: Callable[..., Any], tmp_path: Path) -> 
 
 def test_mock_data_needs_a_vocabulary_and_nothing_else() -> None:
     config = parse(MOCK.split(), world_size=1)
-    assert (config.data.mock_data, config.data.data_path) == (True, ())
+    assert (config.data.mock_data, config.data.blend) == (True, ())
     assert (config.model.vocab_size, config.data.eod_token) == (99, 98)
     assert config.notes == ()
 
@@ -304,7 +305,7 @@ def test_no_batches_means_no_evaluation(run: Callable[..., Any]) -> None:
 
 def test_a_blend_keeps_weights_and_order(run: Callable[..., Any], prefix: Path) -> None:
     config = run(data_path=f"0.3 {prefix} 2 {prefix}")
-    assert config.data.data_path == ((0.3, prefix), (2.0, prefix))
+    assert config.data.blend == ((0.3, prefix), (2.0, prefix))
 
 
 def test_the_last_of_a_repeated_flag_counts(run: Callable[..., Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from megatron.config.command_line import parse, read
-from megatron.config.corpora import reads_ahead
 from megatron.config.run_config import RunConfig
-from megatron.data.config import DocumentsConfig, OwnPaths, Share
 from megatron.data.indexed import IndexedWriter
+from megatron.data.settings import DataSettings, DocumentSettings
+from megatron.data.shares import OwnPaths, Share
 
 BASE = (
     "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
@@ -56,7 +56,7 @@ def test_every_split_reads_its_own_corpora(run: Run) -> None:
     config = run("--train-data-path 0.3 a 2 b --valid-data-path c --eval-interval 2")
     train = Share(0.3, Path("a")), Share(2.0, Path("b"))
     assert config.data.own_paths == OwnPaths(train, (whole("c"),))
-    assert config.data.data_path == ()
+    assert config.data.blend == ()
     assert config.train.final_sets == ("validation",)
     assert config.train.eval_interval == 2
     assert config.notes == ()
@@ -71,7 +71,7 @@ def test_a_test_set_alone_is_evaluated_at_the_end(run: Run) -> None:
 def test_a_blend_in_a_file(run: Run) -> None:
     Path("blend").write_text("0.25 a\n 3 b\n")
     config = run("--data-args-path blend")
-    assert config.data.data_path == ((0.25, Path("a")), (3.0, Path("b")))
+    assert config.data.blend == ((0.25, Path("a")), (3.0, Path("b")))
     assert config.data.own_paths is None
 
 
@@ -255,11 +255,11 @@ def test_a_dry_run_reads_no_file() -> None:
 
 def test_documents_in_samples(run: Run) -> None:
     assert run("--data-path a").data.documents is None
-    assert run("--data-path a --reset-position-ids").data.documents == DocumentsConfig(
-        99, reset_attention_mask=False, reset_position_ids=True
+    assert run("--data-path a --reset-position-ids").data.documents == DocumentSettings(
+        reset_attention_mask=False, reset_position_ids=True, eod_token=99
     )
     config = run("--data-path a --reset-attention-mask --reset-position-ids --eod-mask-loss")
-    assert config.data.documents == DocumentsConfig(99, True, True)
+    assert config.data.documents == DocumentSettings(True, True, 99)
     assert config.data.eod_mask_loss
 
 
@@ -272,9 +272,6 @@ def test_documents_in_samples(run: Run) -> None:
         ("--num-workers 0", True, False),
     ],
 )
-def test_workers_read_ahead(
-    flags: str, on_gpu: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("megatron.config.corpora.on_cuda", lambda _: on_gpu)
+def test_workers_read_ahead(flags: str, on_gpu: bool, expected: bool) -> None:
     words = [*BASE.split(), "--mock-data", *flags.split()]
-    assert reads_ahead(read(words, 1).flags) == expected
+    assert read(words, 1).flags[DataSettings].reads_ahead(on_gpus=on_gpu) == expected

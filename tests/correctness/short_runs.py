@@ -19,7 +19,8 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
-from megatron.data.config import DataConfig
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.settings import OptimizerSettings
@@ -267,6 +268,6 @@ class Job:
                 lr_warmup_samples=self.warmup * global_batch_size,
                 **dataclasses.asdict(self.adamw),
             ),
-            data=DataConfig((), (1, 0, 0), self.sequence, seed=0, eod_token=0),
+            data=DataSettings(split=Split(1, 0, 0), seq_length=self.sequence, seed=0),
             log=LogSettings(log_interval=1, moe_per_layer_logging=True),
         )

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import zstandard
 
 from megatron.data.preparation.encode import EncodeConfig
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 VOCABULARY = 1000
 Text = str | list[str]
@@ -31,7 +31,7 @@ def numbers(documents: int, vocabulary: int = VOCABULARY) -> list[Text]:
 
 def settings(append_eod: bool = True, vocabulary: int = VOCABULARY) -> EncodeConfig:
     return EncodeConfig(
-        TokenizerConfig("NullTokenizer", vocab_size=vocabulary), append_eod=append_eod
+        TokenizerSettings("NullTokenizer", vocab_size=vocabulary), append_eod=append_eod
     )
 
 

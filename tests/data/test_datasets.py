@@ -1,4 +1,4 @@
-"""From a `DataConfig` to samples: splits, blends, and only what is asked for."""
+"""From `DataSettings` to samples: splits, blends, and only what is asked for."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.config import DataConfig, OwnPaths, Share
 from megatron.data.datasets import build_datasets, split_ranges
 from megatron.data.indexed import IndexedDataset
 from megatron.data.samples import GPTDataset, SampleDataset
+from megatron.data.settings import DataSettings
+from megatron.data.shares import OwnPaths, Share, Split
 
 Write = Callable[..., IndexedDataset]
 
@@ -23,15 +24,15 @@ def _compiled_once(compiler_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MEGATRON_CACHE", str(compiler_cache))
 
 
-def config_of(*blend: tuple[float, IndexedDataset], **changes: Any) -> DataConfig:
+def config_of(*blend: tuple[float, IndexedDataset], **changes: Any) -> DataSettings:
     values: dict[str, Any] = {
-        "data_path": tuple((weight, source.prefix) for weight, source in blend),
-        "split": (90.0, 8.0, 2.0),
+        "blend": tuple((weight, source.prefix) for weight, source in blend),
+        "split": Split(90, 8, 2),
         "seq_length": 8,
         "seed": 3,
         "eod_token": 1,
     }
-    return DataConfig(**{**values, **changes})
+    return DataSettings(**{**values, **changes})
 
 
 def samples(dataset: SampleDataset | None, count: int) -> np.ndarray:
@@ -120,7 +121,9 @@ def test_indices_lie_where_the_config_says(
     write_corpus: Write, tmp_path: Path, chosen: bool
 ) -> None:
     cache = tmp_path / "chosen" if chosen else None
-    build_datasets(config_of((1.0, write_corpus([30] * 9)), cache_path=cache), (5, 0, 0), 70000)
+    build_datasets(
+        config_of((1.0, write_corpus([30] * 9)), data_cache_path=cache), (5, 0, 0), 70000
+    )
     folder = cache or tmp_path / "sample_indices"
     assert {path.name.rsplit("-")[-1] for path in folder.iterdir()} == {
         "checksums.json",
@@ -163,13 +166,13 @@ def test_empty_blend_is_refused() -> None:
 
 def own(*shares: Share) -> dict[str, Any]:
     """Every split reads these."""
-    return {"data_path": (), "own_paths": OwnPaths(shares, (shares,), shares)}
+    return {"blend": (), "own_paths": OwnPaths(shares, (shares,), shares)}
 
 
 def test_splits_with_corpora_of_their_own_read_all_of_them(write_corpus: Write) -> None:
     """As Megatron-LM's ``blend_per_split``: what a split of 1,0,0 gives to training."""
     source = write_corpus([30] * 20)
-    shared = config_of((1.0, source), split=(1, 0, 0))
+    shared = config_of((1.0, source), split=Split(1, 0, 0))
     whole = samples(build_datasets(shared, (90, 0, 0), 70000).train, 90).tobytes()
     datasets = build_datasets(config_of(**own(Share(1.0, source.prefix))), (90, 90, 90), 70000)
     for dataset in (datasets.train, datasets.valid, datasets.test):
@@ -189,7 +192,7 @@ def test_a_share_of_a_corpus_is_its_documents_between_two_marks(write_corpus: Wr
 def test_every_validation_set_is_a_dataset(write_corpus: Write) -> None:
     sources = [write_corpus([30] * 20, f"c{i}", first=10000 * i) for i in range(3)]
     shares = [(Share(1.0, source.prefix),) for source in sources]
-    config = config_of(data_path=(), own_paths=OwnPaths(shares[0], tuple(shares)))
+    config = config_of(blend=(), own_paths=OwnPaths(shares[0], tuple(shares)))
     datasets = build_datasets(config, (5, 7, 0), 70000)
     for number, dataset in enumerate((datasets.valid, *datasets.more_valid)):
         assert set((samples(dataset, 7) // 10000).ravel().tolist()) == {number}

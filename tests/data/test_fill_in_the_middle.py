@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from megatron.config.command_line import parse
-from megatron.data.config import FillConfig
 from megatron.data.datasets import build_datasets
-from megatron.data.fill_in_the_middle import FilledDataset, rearranged
+from megatron.data.fill_in_the_middle import FilledDataset, FillTokens, rearranged
 from megatron.data.indexed import IndexedWriter
+from megatron.data.settings import FillSettings
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import Tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 NAMES = ("prefix", "middle", "suffix", "pad")
 FLAGS = (
@@ -39,9 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def corpus(fills: FillConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tokens: FillTokens, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("corpus") / "texts"
-    tokenizer = build_tokenizer(fills.tokenizer)
+    tokenizer = tokens.tokenizer
     with IndexedWriter(prefix, tokenizer.vocab_size) as writer:
         for number in range(120):
             text = TEXTS[number % 3][number % 7 :]
@@ -55,83 +55,93 @@ def run_config(folder: Path, flags: str, data: str = "--data-path x --bf16 --dry
 
 
 @pytest.fixture(scope="module")
-def fills(folder: Path) -> FillConfig:
+def fills(folder: Path) -> FillSettings:
     """What the flags make when nothing but ``--fim-data`` is given."""
     found = run_config(folder, "--fim-data").data.fill
-    assert isinstance(found, FillConfig)
+    assert isinstance(found, FillSettings)
     return found
+
+
+@pytest.fixture(scope="module")
+def tokens(folder: Path, fills: FillSettings) -> FillTokens:
+    tokenizer = TokenizerSettings("HuggingFaceTokenizer", folder)
+    return FillTokens.of(fills, build_tokenizer(tokenizer))
 
 
 def random(seed: int = 0) -> np.random.RandomState:
     return np.random.RandomState(seed)
 
 
-def text_of(found: list[int], config: FillConfig, tokenizer: Tokenizer) -> str:
+def text_of(found: list[int], tokens: FillTokens) -> str:
     """The document that moved parts make; in SPM nothing stands before the suffix."""
-    assert found[0] == config.prefix_token
-    suffix, middle = found.index(config.suffix_token), found.index(config.middle_token)
+    assert found[0] == tokens.prefix
+    suffix, middle = found.index(tokens.suffix), found.index(tokens.middle)
     assert 0 < suffix < middle
     parts = found[1:suffix], found[middle + 1 :], found[suffix + 1 : middle]
-    return "".join(tokenizer.detokenize(ids) for ids in parts)
+    return "".join(tokens.tokenizer.detokenize(ids) for ids in parts)
 
 
 @given(document=DOCUMENT, seed=st.integers(0, 1 << 31), spm=st.booleans())
 @settings(deadline=None, max_examples=examples(200))
 def test_the_parts_make_the_document(
-    fills: FillConfig, document: str, seed: int, spm: bool
+    fills: FillSettings, tokens: FillTokens, document: str, seed: int, spm: bool
 ) -> None:
-    config = replace(fills, rate=1.0, spm_rate=float(spm))
-    tokenizer = build_tokenizer(config.tokenizer)
-    tokens = tokenizer.tokenize(document)
-    found = rearranged(tokens, config, tokenizer, random(seed))
-    if not tokens:
+    config = replace(fills, fim_rate=1.0, fim_spm_rate=float(spm))
+    ids = tokens.tokenizer.tokenize(document)
+    found = rearranged(ids, config, tokens, random(seed))
+    if not ids:
         assert found == []
         return
-    assert text_of(found, config, tokenizer) == document
+    assert text_of(found, tokens) == document
     if spm:
-        assert found[1] == config.suffix_token
+        assert found[1] == tokens.suffix
 
 
-def test_every_place_is_cut(fills: FillConfig) -> None:
-    config, tokenizer = replace(fills, rate=1.0), build_tokenizer(fills.tokenizer)
-    tokens = tokenizer.tokenize("abc")
-    found = {tuple(rearranged(tokens, config, tokenizer, random(seed))) for seed in range(300)}
+def test_every_place_is_cut(fills: FillSettings, tokens: FillTokens) -> None:
+    config, ids = replace(fills, fim_rate=1.0), tokens.tokenizer.tokenize("abc")
+    found = {tuple(rearranged(ids, config, tokens, random(seed))) for seed in range(300)}
     assert len(found) == 10, "four places for two cuts; SPM is PSM with an empty prefix"
 
 
-def test_rates_are_those_of_documents(fills: FillConfig) -> None:
-    tokenizer = build_tokenizer(fills.tokenizer)
-    document = [*tokenizer.tokenize("fox"), fills.end_token]
-    config = replace(fills, rate=0.3, spm_rate=0.9)
-    found = rearranged(document * 4000, config, tokenizer, random())
-    assert found.count(config.end_token) == 4000
-    moved = found.count(config.prefix_token)
+def test_rates_are_those_of_documents(fills: FillSettings, tokens: FillTokens) -> None:
+    document = [*tokens.tokenizer.tokenize("fox"), tokens.end]
+    config = replace(fills, fim_rate=0.3, fim_spm_rate=0.9)
+    found = rearranged(document * 4000, config, tokens, random())
+    assert found.count(tokens.end) == 4000
+    moved = found.count(tokens.prefix)
     assert moved / 4000 == pytest.approx(0.3, abs=0.03)
-    places = [n for n, token in enumerate(found) if token == config.prefix_token]
-    at_once = sum(found[n + 1] == config.suffix_token for n in places)
+    places = [n for n, token in enumerate(found) if token == tokens.prefix]
+    at_once = sum(found[n + 1] == tokens.suffix for n in places)
     assert at_once / moved == pytest.approx(0.9 + 0.1 * 4 / 10, abs=0.03), "an empty prefix too"
-    whole = replace(fills, rate=0.0)
-    assert rearranged(document * 9, whole, tokenizer, random()) == document * 9
+    whole = replace(fills, fim_rate=0.0)
+    assert rearranged(document * 9, whole, tokens, random()) == document * 9
 
 
-def test_fragments_are_moved_one_by_one(fills: FillConfig) -> None:
-    tokenizer = build_tokenizer(fills.tokenizer)
+def test_fragments_are_moved_one_by_one(fills: FillSettings, tokens: FillTokens) -> None:
+    tokenizer = tokens.tokenizer
     (mark,) = tokenizer.tokenize("<file_sep>")
     files = [tokenizer.tokenize(text) for text in ("fox", "dog", "keep it", "lazy")]
     document = [*files[0], mark, *files[1], mark, mark, *files[2], mark, *files[3]]
-    config = replace(fills, rate=1.0, fragment_rate=1.0, split_token=mark, no_prefix="keep")
-    found = rearranged([*document, fills.end_token], config, tokenizer, random())
-    assert found.pop() == fills.end_token
+    config = replace(
+        fills,
+        fim_rate=1.0,
+        fim_fragment_rate=1.0,
+        fim_split_sample="<file_sep>",
+        fim_no_prefix="keep",
+    )
+    tokens = FillTokens.of(config, tokenizer)
+    found = rearranged([*document, tokens.end], config, tokens, random())
+    assert found.pop() == tokens.end
     pieces: list[list[int]] = [[]]
     for token in found:
         if token == mark:
             pieces.append([])
         else:
             pieces[-1].append(token)
-    assert [text_of(pieces[n], config, tokenizer) for n in (0, 1, 4)] == ["fox", "dog", "lazy"]
+    assert [text_of(pieces[n], tokens) for n in (0, 1, 4)] == ["fox", "dog", "lazy"]
     assert pieces[2:4] == [[], files[2]]
-    seldom = replace(config, fragment_rate=0.0)
-    assert rearranged(document, seldom, tokenizer, random()) == document
+    seldom = replace(config, fim_fragment_rate=0.0)
+    assert rearranged(document, seldom, tokens, random()) == document
 
 
 def read(dataset: Any, numbers: range) -> list[list[int]]:
@@ -143,14 +153,16 @@ def read(dataset: Any, numbers: range) -> list[list[int]]:
     return rows
 
 
-def test_samples_are_the_same_whoever_reads_them(folder: Path, corpus: Path) -> None:
+def test_samples_are_the_same_whoever_reads_them(
+    folder: Path, corpus: Path, tokens: FillTokens
+) -> None:
     """In any order; and they are those of the corpus but for what was moved."""
     data = run_config(
         folder, "--fim-data --fim-rate 0.1 --split 6,4,0", f"--data-path {corpus}"
     ).data
-    vocabulary = build_tokenizer(data.fill.tokenizer).vocab_size
+    vocabulary = build_tokenizer(data.tokenizer).vocab_size
     made = build_datasets(data, (40, 40, 0), vocabulary)
-    plain = build_datasets(replace(data, fill=None), (40, 40, 0), vocabulary)
+    plain = build_datasets(replace(data, fill=FillSettings()), (40, 40, 0), vocabulary)
     assert isinstance(made.train, FilledDataset)
     rows = read(made.train, range(40))
     assert rows[20:] + rows[:20] == read(made.train, range(20, 40)) + read(made.train, range(20))
@@ -160,7 +172,8 @@ def test_samples_are_the_same_whoever_reads_them(folder: Path, corpus: Path) -> 
     assert plain.train is not None
     other_seed = build_datasets(replace(data, seed=data.seed + 1), (40, 0, 0), vocabulary)
     assert read(other_seed.train, range(40)) != rows
-    assert read(FilledDataset(plain.train, data.fill, seed=data.seed, split=1), range(40)) != rows
+    other_split = FilledDataset(plain.train, data.fill, tokens, seed=data.seed, split=1)
+    assert read(other_split, range(40)) != rows
 
 
 class OneSample:
@@ -178,17 +191,17 @@ class OneSample:
         out[:] = self._tokens
 
 
-def test_a_sample_keeps_its_length(fills: FillConfig) -> None:
-    tokenizer = build_tokenizer(fills.tokenizer)
-    config = replace(fills, rate=1.0)
+def test_a_sample_keeps_its_length(fills: FillSettings, tokens: FillTokens) -> None:
+    tokenizer = tokens.tokenizer
+    config = replace(fills, fim_rate=1.0)
     long = OneSample(tokenizer.tokenize("the quick brown fox"))
-    (found,) = read(FilledDataset(long, config, seed=1, split=0), range(1))
-    assert found[0] == config.prefix_token
+    (found,) = read(FilledDataset(long, config, tokens, seed=1, split=0), range(1))
+    assert found[0] == tokens.prefix
     single = [ids for byte in "the quick brown fox " * 3 for ids in tokenizer.tokenize(byte)]
-    (found,) = read(FilledDataset(OneSample(single), config, seed=1, split=0), range(1))
+    (found,) = read(FilledDataset(OneSample(single), config, tokens, seed=1, split=0), range(1))
     assert len(found) == len(single)
-    pads = found.count(config.pad_token)
-    assert found[-pads:] == [config.pad_token] * pads != [], "whole words take fewer tokens"
+    pads = found.count(tokens.pad)
+    assert found[-pads:] == [tokens.pad] * pads != [], "whole words take fewer tokens"
 
 
 @pytest.mark.parametrize(
@@ -211,18 +224,18 @@ def test_made_up_data_has_no_text(folder: Path) -> None:
 
 
 def test_flags_become_a_configuration(folder: Path) -> None:
-    assert run_config(folder, "").data.fill is None
+    assert not run_config(folder, "").data.fill.fim_data
     notes = run_config(folder, "--fim-rate 0.1").notes
     assert "--fim-rate 0.1 changes nothing without --fim-data" in notes
     found = run_config(
         folder,
         "--fim-data --fim-rate 0.9 --fim-spm-rate 0.1 --fim-split-sample <file_sep> "
         "--fim-no-prefix # --fim-pad-token <|endoftext|>",
-    ).data.fill
-    assert (found.rate, found.spm_rate, found.fragment_rate) == (0.9, 0.1, 0.9)
-    tokenizer = build_tokenizer(found.tokenizer)
-    ids = found.prefix_token, found.middle_token, found.suffix_token, found.split_token
+    ).data
+    fill, tokenizer = found.fill, build_tokenizer(found.tokenizer)
+    assert (fill.fim_rate, fill.fim_spm_rate, fill.fragment_rate) == (0.9, 0.1, 0.9)
+    tokens = FillTokens.of(fill, tokenizer)
+    ids = tokens.prefix, tokens.middle, tokens.suffix, tokens.split
     words = "<fim_prefix><fim_middle><fim_suffix><file_sep>"
     assert list(ids) == tokenizer.tokenize(words)
-    assert found.pad_token == found.end_token == tokenizer.eod
-    assert found.no_prefix == "#"
+    assert tokens.pad == tokens.end == tokenizer.eod

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.data.config import DocumentsConfig
 from megatron.data.microbatch import (
     Microbatch,
     MicrobatchLoader,
     PrefetchingLoader,
     document_starts,
 )
+from megatron.data.settings import DocumentSettings
 
 
 class Numbered:
@@ -99,7 +99,7 @@ def test_end_of_data_is_an_error_and_consumes_nothing() -> None:
 def test_ranks_that_share_samples_read_the_same_and_keep_their_own_tokens(
     kind: type[MicrobatchLoader],
 ) -> None:
-    documents = DocumentsConfig(12, reset_attention_mask=True, reset_position_ids=True)
+    documents = DocumentSettings(True, True, eod_token=12)
     kept = torch.tensor([0, 3])
     for asked, positions in ((None, [[0, 3]]), (documents, [[0, 3], [0, 0]])):
         whole, own = (
@@ -161,7 +161,7 @@ def test_what_a_token_sees_and_its_position_are_megatrons(tokens: list[list[int]
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("positions", [False, True])
 def test_documents_are_told_apart_where_it_is_asked_for(attention: bool, positions: bool) -> None:
-    config = DocumentsConfig(11, attention, positions)
+    config = DocumentSettings(attention, positions, eod_token=11)
     loader = MicrobatchLoader(Numbered(2), 2, 1, documents=config)
     (microbatch,) = loader.next_batch()
     starts = [[0, 0, 0, 0], [0, 0, 2, 2]]

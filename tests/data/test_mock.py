@@ -6,24 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.data.config import DataConfig
 from megatron.data.datasets import Datasets, build_datasets
 from megatron.data.mock import LONGEST_DOCUMENT
 from megatron.data.samples import SampleDataset
+from megatron.data.settings import DataSettings
 
 EOD, VOCABULARY = 300, 301
 
 
 def datasets(counts: tuple[int, int, int] = (50, 20, 5), **changes: Any) -> Datasets:
     values: dict[str, Any] = {
-        "data_path": (),
-        "split": (969.0, 30.0, 1.0),
         "seq_length": 3000,
         "seed": 3,
         "eod_token": EOD,
         "mock_data": True,
     }
-    return build_datasets(DataConfig(**{**values, **changes}), counts, VOCABULARY)
+    return build_datasets(DataSettings(**{**values, **changes}), counts, VOCABULARY)
 
 
 def rows(dataset: SampleDataset | None) -> np.ndarray:

@@ -27,7 +27,7 @@ from megatron.data.indexed import IndexedDataset
 from megatron.data.preparation.index_merge import merge
 from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 COUNT = 200
 RAW = raw_text.numbers(120)
@@ -65,7 +65,7 @@ def _twice(folder: Path) -> independent_readers.Pair:
     return 2 * sequences, [*documents, *(len(sequences) + first for first in documents[1:])]
 
 
-def _encoder(config: Callable[[Path], TokenizerConfig]) -> Reader:
+def _encoder(config: Callable[[Path], TokenizerSettings]) -> Reader:
     def read(folder: Path) -> list[list[int]]:
         tokenizer = build_tokenizer(config(folder))
         found = tokenizer.tokenize_all(TEXTS)
@@ -90,12 +90,12 @@ def _raw(form: str) -> Callable[[Path], None]:
     return lambda folder: raw_text.FORMS[form](folder / "in", RAW)
 
 
-def _model(name: str) -> Callable[[Path], TokenizerConfig]:
-    return lambda folder: TokenizerConfig(name, folder / "x.model")
+def _model(name: str) -> Callable[[Path], TokenizerSettings]:
+    return lambda folder: TokenizerSettings(name, folder / "x.model")
 
 
-def _gpt2(folder: Path) -> TokenizerConfig:
-    return TokenizerConfig(
+def _gpt2(folder: Path) -> TokenizerSettings:
+    return TokenizerSettings(
         "GPT2BPETokenizer", vocab_file=folder / "vocab.json", merge_file=folder / "merges.txt"
     )
 
@@ -129,7 +129,7 @@ KINDS: dict[str, Kind] = {
     "gpt2": Kind(gpt2_files, _encoder(_gpt2), independent_readers.gpt2),
     "hugging-face": Kind(
         hugging_face_folder,
-        _encoder(lambda folder: TokenizerConfig("HuggingFaceTokenizer", folder)),
+        _encoder(lambda folder: TokenizerSettings("HuggingFaceTokenizer", folder)),
         independent_readers.hugging_face,
     ),
     **{

@@ -28,7 +28,7 @@ from megatron.data.preparation.encode import EncodeConfig, Tokens
 from megatron.data.preparation.preprocess import PreprocessConfig, Status, preprocess
 from megatron.data.preparation.sentences import SentenceConfig
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "preprocess_data.py"
@@ -390,10 +390,10 @@ def test_two_runs_do_not_write_the_same_files(tmp_path: Path) -> None:
         ({"workers": 0}, "--workers 0"),
         ({"output_prefix": Path("no/such/out")}, "--output-prefix no/such/out: its folder"),
         (
-            {"encode": EncodeConfig(TokenizerConfig("NullTokenizer"), ("a/b",))},
+            {"encode": EncodeConfig(TokenizerSettings("NullTokenizer"), ("a/b",))},
             "--json-keys a/b: 'a/b'",
         ),
-        ({"encode": EncodeConfig(TokenizerConfig("NullTokenizer"))}, "--vocab-size None"),
+        ({"encode": EncodeConfig(TokenizerSettings("NullTokenizer"))}, "--vocab-size None"),
     ],
     ids=["input", "workers", "output", "keys", "tokenizer"],
 )

@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.data.tokenizers import files
-from megatron.data.tokenizers.build import TYPES, build_tokenizer
+from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.byte_pairs import PATTERNS
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
+from megatron.data.tokenizers.settings import TIKTOKEN_PATTERNS, TYPES, TokenizerSettings
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -37,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizerConfig]:
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizerSettings]:
     """One of every type; each encodes any text."""
     folder = tmp_path_factory.mktemp("configs")
     lossless = sentencepiece_model(
@@ -52,23 +53,27 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenizerConf
     pieces = ("GPTSentencePieceTokenizer", "SentencePieceTokenizer", "Llama2Tokenizer")
     tik = tiktoken_file(folder / "tik.json")
     return {
-        **{name: TokenizerConfig(name, lossless) for name in pieces},
-        "TikTokenizer": TokenizerConfig("TikTokenizer", tik),
+        **{name: TokenizerSettings(name, lossless) for name in pieces},
+        "TikTokenizer": TokenizerSettings("TikTokenizer", tik),
         "GPT2BPETokenizer": gpt2_files(folder),
-        "HuggingFaceTokenizer": TokenizerConfig(
+        "HuggingFaceTokenizer": TokenizerSettings(
             "HuggingFaceTokenizer", hugging_face_folder(folder)
         ),
-        "NullTokenizer": TokenizerConfig("NullTokenizer", vocab_size=1000),
+        "NullTokenizer": TokenizerSettings("NullTokenizer", vocab_size=1000),
     }
 
 
 @pytest.fixture(scope="module")
-def built(configs: dict[str, TokenizerConfig]) -> dict[str, Tokenizer]:
+def built(configs: dict[str, TokenizerSettings]) -> dict[str, Tokenizer]:
     return {name: build_tokenizer(config) for name, config in configs.items()}
 
 
 def of(tokenizer_type: str, model: Path | None, vocab_size: int | None = None) -> Tokenizer:
-    return build_tokenizer(TokenizerConfig(tokenizer_type, model, vocab_size))
+    return build_tokenizer(TokenizerSettings(tokenizer_type, model, vocab_size=vocab_size))
+
+
+def test_every_pattern_that_a_flag_names_is_known() -> None:
+    assert PATTERNS.keys() == set(TIKTOKEN_PATTERNS)
 
 
 @pytest.mark.parametrize("name", [name for name in TYPES if name != "NullTokenizer"])
@@ -101,7 +106,7 @@ def test_no_text_makes_an_end_of_a_document(built: dict[str, Tokenizer], name: s
 
 
 def test_gpt2_gives_the_ids_that_tiktoken_gives(
-    configs: dict[str, TokenizerConfig], built: dict[str, Tokenizer]
+    configs: dict[str, TokenizerSettings], built: dict[str, Tokenizer]
 ) -> None:
     """Another library, with the same vocabulary in its own form."""
     config, tokenizer = configs["GPT2BPETokenizer"], built["GPT2BPETokenizer"]
@@ -124,7 +129,7 @@ def test_gpt2_gives_the_ids_that_tiktoken_gives(
 
 
 def test_hugging_face_gives_the_ids_that_transformers_gives(
-    configs: dict[str, TokenizerConfig], built: dict[str, Tokenizer]
+    configs: dict[str, TokenizerSettings], built: dict[str, Tokenizer]
 ) -> None:
     """Text with special tokens in it, too; and those at the beginning where they are asked for."""
     from transformers import PreTrainedTokenizerFast
@@ -142,7 +147,7 @@ def test_hugging_face_gives_the_ids_that_transformers_gives(
 
 @pytest.mark.parametrize("pattern", ["v1", "v2"])
 def test_tiktoken_gives_its_own_ids_after_the_special_ones(
-    configs: dict[str, TokenizerConfig], pattern: str
+    configs: dict[str, TokenizerSettings], pattern: str
 ) -> None:
     config = replace(
         configs["TikTokenizer"], tiktoken_pattern=pattern, tiktoken_num_special_tokens=10
@@ -161,7 +166,9 @@ def test_tiktoken_gives_its_own_ids_after_the_special_ones(
     assert build_tokenizer(named).eod == 0
 
 
-def test_of_a_tiktoken_file_only_a_vocabulary_is_read(configs: dict[str, TokenizerConfig]) -> None:
+def test_of_a_tiktoken_file_only_a_vocabulary_is_read(
+    configs: dict[str, TokenizerSettings],
+) -> None:
     config = replace(configs["TikTokenizer"], vocab_size=1260)
     assert build_tokenizer(config).vocab_size == 1260
 
@@ -174,13 +181,13 @@ def test_llama_2_begins_every_text(built: dict[str, Tokenizer]) -> None:
 
 
 def test_extra_ids_come_last(model: Path) -> None:
-    config = TokenizerConfig("SentencePieceTokenizer", model, vocab_extra_ids=3)
+    config = TokenizerSettings("SentencePieceTokenizer", model, vocab_extra_ids=3)
     tokenizer = build_tokenizer(config)
     assert (tokenizer.vocab_size, tokenizer.eod) == (65 + 3, 62)
 
 
 def test_a_missing_library_is_told_with_the_line_that_installs_it(
-    configs: dict[str, TokenizerConfig], monkeypatch: pytest.MonkeyPatch
+    configs: dict[str, TokenizerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
@@ -196,23 +203,23 @@ def test_a_missing_library_is_told_with_the_line_that_installs_it(
             build_tokenizer(configs[name])
 
 
-Damage = Callable[[dict[str, TokenizerConfig], Path], TokenizerConfig]
+Damage = Callable[[dict[str, TokenizerSettings], Path], TokenizerSettings]
 
 
-def _merges_of_others(configs: dict[str, TokenizerConfig], folder: Path) -> TokenizerConfig:
+def _merges_of_others(configs: dict[str, TokenizerSettings], folder: Path) -> TokenizerSettings:
     (folder / "merges.txt").write_text("#version: 0.2\nx yz\n")
     return replace(configs["GPT2BPETokenizer"], merge_file=folder / "merges.txt")
 
 
-def _without_end(configs: dict[str, TokenizerConfig], folder: Path) -> TokenizerConfig:
+def _without_end(configs: dict[str, TokenizerSettings], folder: Path) -> TokenizerSettings:
     given = configs["HuggingFaceTokenizer"].tokenizer_model
     assert given is not None
     (folder / "tokenizer.json").write_bytes((given / "tokenizer.json").read_bytes())
-    return TokenizerConfig("HuggingFaceTokenizer", folder)
+    return TokenizerSettings("HuggingFaceTokenizer", folder)
 
 
 def _vocabulary(content: str) -> Damage:
-    def damage(configs: dict[str, TokenizerConfig], folder: Path) -> TokenizerConfig:
+    def damage(configs: dict[str, TokenizerSettings], folder: Path) -> TokenizerSettings:
         (folder / "vocab.json").write_text(content)
         return replace(configs["GPT2BPETokenizer"], vocab_file=folder / "vocab.json")
 
@@ -220,9 +227,9 @@ def _vocabulary(content: str) -> Damage:
 
 
 def _ranks(content: str) -> Damage:
-    def damage(configs: dict[str, TokenizerConfig], folder: Path) -> TokenizerConfig:
+    def damage(configs: dict[str, TokenizerSettings], folder: Path) -> TokenizerSettings:
         (folder / "tik.json").write_text(content)
-        return TokenizerConfig("TikTokenizer", folder / "tik.json")
+        return TokenizerSettings("TikTokenizer", folder / "tik.json")
 
     return damage
 
@@ -267,7 +274,7 @@ def _changed(name: str, **changes: object) -> Damage:
     ],
 )
 def test_what_cannot_be_a_tokenizer_is_told_with_flag_and_way_out(
-    configs: dict[str, TokenizerConfig], tmp_path: Path, damage: Damage, message: str
+    configs: dict[str, TokenizerSettings], tmp_path: Path, damage: Damage, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_tokenizer(damage(configs, tmp_path))

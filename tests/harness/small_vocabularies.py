@@ -9,7 +9,7 @@ from typing import Any
 from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 TEXTS = [
@@ -46,10 +46,10 @@ def byte_pair_encoding(special: list[str]) -> Tokenizer:
     return made
 
 
-def gpt2_files(folder: Path) -> TokenizerConfig:
+def gpt2_files(folder: Path) -> TokenizerSettings:
     """``vocab.json`` and ``merges.txt`` in a folder."""
     byte_pair_encoding(["<|endoftext|>"]).model.save(str(folder))
-    return TokenizerConfig(
+    return TokenizerSettings(
         "GPT2BPETokenizer", vocab_file=folder / "vocab.json", merge_file=folder / "merges.txt"
     )
 

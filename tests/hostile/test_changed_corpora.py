@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from megatron.data.config import DataConfig
 from megatron.data.corpus_watch import CorpusWatch
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed import IndexedDataset, IndexedWriter
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.training import failure
 from megatron.training.guard import data_watch
 from megatron.training.guard.data_watch import DataWatch
@@ -127,7 +128,7 @@ def test_what_changes_no_token_is_noted_once(corpus: Path) -> None:
 def test_an_epoch_ends_where_the_first_corpus_of_a_blend_begins_anew(tmp_path: Path) -> None:
     """100 x 20 tokens at a share of 1/4, and 30 x 20 at 3/4: 1000 and 100 samples of 8 tokens."""
     blend = ((1.0, write(tmp_path / "a", 100)), (3.0, write(tmp_path / "b", 30)))
-    config = DataConfig(blend, (1, 0, 0), SEQUENCE, seed=0, eod_token=0)
+    config = DataSettings(split=Split(1, 0, 0), seq_length=SEQUENCE, seed=0, blend=blend)
     made = build_datasets(config, (10, 0, 0), VOCABULARY).corpora
     assert made.epoch == 100
     assert [path.name for path in made.files] == ["a.bin", "a.idx", "b.bin", "b.idx"]
@@ -157,10 +158,11 @@ READS: Final = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from megatron.data.config import DataConfig
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.data.datasets import build_datasets
 prefix, pattern = Path(sys.argv[1]), sys.argv[2]
-config = DataConfig(((1.0, prefix),), (1, 0, 0), 8, seed=0, eod_token=0)
+config = DataSettings(split=Split(1, 0, 0), seq_length=8, seed=0, blend=((1.0, prefix),))
 train = build_datasets(config, (100, 0, 0), 70000).train
 sample = np.empty(9, np.int64)
 train.read(0, sample)

@@ -17,7 +17,7 @@ from megatron.data.indexed import IndexedDataset
 from megatron.data.preparation.encode import EncodeConfig
 from megatron.data.preparation.preprocess import PreprocessConfig, preprocess
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.native.files import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -33,14 +33,14 @@ LAST_ID: Final = 4294967294
 """The largest id that the package tokenizers reads."""
 
 
-def folder_with(where: Path, change: Callable[[dict[str, Any]], object]) -> TokenizerConfig:
+def folder_with(where: Path, change: Callable[[dict[str, Any]], object]) -> TokenizerSettings:
     """Return a tokenizer whose ``tokenizer.json`` is changed."""
     where.mkdir()
     folder = hugging_face_folder(where)
     content = json.loads((folder / "tokenizer.json").read_text())
     change(content)
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    return TokenizerConfig("HuggingFaceTokenizer", folder)
+    return TokenizerSettings("HuggingFaceTokenizer", folder)
 
 
 def catastrophic(content: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def test_an_id_beyond_token_files_is_refused(tmp_path: Path) -> None:
     ):
         build_tokenizer(tokenizer)
     with pytest.raises(ValueError, match="--vocab-size 2147483648 gives a token the id 2147483648"):
-        build_tokenizer(TokenizerConfig("NullTokenizer", vocab_size=1 << 31))
+        build_tokenizer(TokenizerSettings("NullTokenizer", vocab_size=1 << 31))
 
 
 @pytest.mark.parametrize("adds_special", [False, True])
@@ -108,7 +108,7 @@ def test_a_post_processor_that_drops_the_text_is_refused(
         content["post_processor"]["single"] = single
 
     given = folder_with(tmp_path / "tokenizer", drop)
-    tokenizer = TokenizerConfig(
+    tokenizer = TokenizerSettings(
         given.tokenizer_type,
         given.tokenizer_model,
         tokenizer_hf_include_special_tokens=adds_special,
@@ -129,7 +129,7 @@ def test_a_file_of_a_terabyte_is_refused(kind: str, name: str, tmp_path: Path) -
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 1 << 40)  # takes no room on the disk
     with pytest.raises(ValueError, match=r"has more than 1,073,741,824 bytes"):
-        build_tokenizer(TokenizerConfig(kind, tmp_path / name))
+        build_tokenizer(TokenizerSettings(kind, tmp_path / name))
 
 
 def test_input_without_a_token_leaves_no_empty_file(tmp_path: Path) -> None:

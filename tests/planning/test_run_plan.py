@@ -16,7 +16,8 @@ from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
-from megatron.data.config import DataConfig
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.layers.patterns import LayerPattern
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
@@ -80,7 +81,7 @@ def config(
             eval_iters=0,
         ),
         optimizer=OptimizerSettings(lr=1.0),
-        data=DataConfig((), (1, 0, 0), 128, seed=0, eod_token=0),
+        data=DataSettings(split=Split(1, 0, 0), seq_length=128, seed=0),
         log=LogSettings(log_interval=1),
     )
 

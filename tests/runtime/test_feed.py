@@ -7,13 +7,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megatron.data.config import DocumentsConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader, PrefetchingLoader
+from megatron.data.settings import DocumentSettings
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.feed import Feed
 
 CPU = torch.device("cpu")
-DOCUMENTS = DocumentsConfig(3, reset_attention_mask=True, reset_position_ids=True)
+DOCUMENTS = DocumentSettings(True, True, eod_token=3)
 
 
 class Numbered:

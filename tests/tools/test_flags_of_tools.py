@@ -24,7 +24,7 @@ TOOLS = (
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
     *("experts_page", "long_sequences_page", "vocab_recompute"),
 )
-BASES = ("Flags", "TokenizerFlags")
+BASES = ("Flags",)
 
 
 def groups_of(module: str) -> Iterator[tuple[type, ...]]:

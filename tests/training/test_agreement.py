@@ -79,8 +79,8 @@ def test_every_value_of_the_configuration_counts(part: str) -> None:
     [
         ("parallel", "schedule_file", lambda path: path),
         ("parallel", "measured_costs", lambda path: path),
-        ("data", "data_path", lambda path: ((0.5, path), (1.5, path))),
-        ("data", "cache_path", lambda path: path),
+        ("data", "blend", lambda path: ((0.5, path), (1.5, path))),
+        ("data", "data_cache_path", lambda path: path),
         ("log", "profile_dir", lambda path: path),
         ("log", "record_timeline", lambda path: path),
         ("log", "save_measured_costs", lambda path: path),

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.config import DataConfig
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed import IndexedWriter
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.training.progress import Progress
 
 SEQUENCE, BATCH = 8, 4
@@ -25,8 +26,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(corpus: Path, samples: int, seed: int = 1) -> MicrobatchLoader:
     """What a run reads that asks for so many samples."""
-    config = DataConfig(
-        ((1.0, corpus),), (1, 0, 0), SEQUENCE, seed=seed, eod_token=999, cache_path=corpus.parent
+    config = DataSettings(
+        split=Split(1, 0, 0),
+        data_cache_path=corpus.parent,
+        seq_length=SEQUENCE,
+        seed=seed,
+        eod_token=999,
+        blend=((1.0, corpus),),
     )
     train = build_datasets(config, (samples, 0, 0), 1000).train
     assert train is not None

@@ -14,6 +14,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
+from megatron.data.settings import DocumentSettings
 from megatron.layers.forward_pass import ForwardPass
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import collectives
@@ -118,7 +119,7 @@ def test_attention_is_told_of_documents_as_in_the_run(
     apart: bool, anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = JOB.config(Layout(1, "none"), torch.float32)
-    data = replace(config.data, reset_attention_mask=apart, reset_position_ids=anew)
+    data = replace(config.data, resets=DocumentSettings(apart, anew))
     state = build_train_state(replace(config, data=data), connected(config))
     model, seen = state.pipeline.model, []
     forward = model.forward

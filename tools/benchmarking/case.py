@@ -11,8 +11,9 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
-from megatron.data.config import DataConfig
 from megatron.data.microbatch import Microbatch
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
@@ -158,7 +159,7 @@ class BenchmarkCase:
             replicas=self.replicas,
         )
         log = LogSettings(log_interval=1)
-        data = DataConfig((), (1.0, 0.0, 0.0), self.seq_length, SEED, 0)
+        data = DataSettings(split=Split(1, 0, 0), seq_length=self.seq_length, seed=SEED)
         return RunConfig(
             self.model_config(), parallel, train, OptimizerSettings(lr=1e-4), data, log
         )

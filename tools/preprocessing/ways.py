@@ -45,10 +45,10 @@ def ours(text: Path, model: Path, output: Path, workers: int) -> Seconds:
     """tools/preprocess_data.py without its command line."""
     from megatron.data.preparation.encode import EncodeConfig
     from megatron.data.preparation.preprocess import PreprocessConfig, preprocess
-    from megatron.data.tokenizers.interface import TokenizerConfig
+    from megatron.data.tokenizers.settings import TokenizerSettings
 
     clock = Clock()
-    tokenizer = TokenizerConfig(type_of(model), model)
+    tokenizer = TokenizerSettings(type_of(model), model)
     encode = EncodeConfig(tokenizer, append_eod=True)
     preprocess(PreprocessConfig((text,), output, encode, workers, restarts=True), lambda _: None)
     return clock.read()

@@ -27,7 +27,7 @@ from megatron.checkpoint.foreign.weights import Advance, check_finite, write_wei
 from megatron.checkpoint.reading import TensorReader, read_boxes
 from megatron.checkpoint.train_tensors import WEIGHT
 from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.model.ownership import LAYERS, WORD_EMBEDDINGS
 from megatron.model.settings import ModelSettings
 from megatron.native.files import read_bytes
@@ -268,7 +268,7 @@ def plan_export(
 def _end_of(folder: Path, model: ModelSettings) -> int:
     """Return the end-of-document id of a tokenizer; refuse a tokenizer larger than the model's."""
     try:
-        found = HuggingFaceTokenizer(TokenizerConfig("HuggingFaceTokenizer", folder))
+        found = HuggingFaceTokenizer(TokenizerSettings("HuggingFaceTokenizer", folder))
     except ValueError as error:
         raise ForeignError(str(error)) from error
     if found.vocab_size > model.vocab_size:

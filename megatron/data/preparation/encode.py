@@ -13,7 +13,7 @@ from megatron.data.index_file import token_dtype
 from megatron.data.preparation.sentences import SentenceConfig, splitter
 from megatron.data.preparation.text_files import Block
 from megatron.data.tokenizers.build import build_tokenizer
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 TOLD: Final = 10
 """Number of bad lines that messages describe."""
@@ -30,7 +30,7 @@ class EncodeConfig:
         sentences: how text is cut into sentences; ``None``: text stays whole.
     """
 
-    tokenizer: TokenizerConfig
+    tokenizer: TokenizerSettings
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
     sentences: SentenceConfig | None = None

@@ -19,7 +19,7 @@ from megatron.data.preparation.encode import EncodeConfig, Encoded, encode, prel
 from megatron.data.preparation.text_files import Block, blocks
 from megatron.data.preparation.unfinished import State, Unfinished, held, read_state
 from megatron.data.preparation.workers import in_order
-from megatron.data.tokenizers.interface import TokenizerConfig
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.native.files import read_bytes
 
 SAVE_SECONDS: Final = 10.0
@@ -231,7 +231,7 @@ def _settings(config: PreprocessConfig) -> Iterator[tuple[str, str]]:
     yield "--json-keys", " ".join(config.encode.keys)
     yield "--append-eod", str(config.encode.append_eod)
     yield "--split-sentences", repr(config.encode.sentences)
-    for field in fields(TokenizerConfig):
+    for field in fields(TokenizerSettings):
         value = getattr(config.encode.tokenizer, field.name)
         name = "--" + field.name.replace("_", "-")
         yield name, _digest(value) if isinstance(value, Path) else repr(value)

@@ -5,7 +5,7 @@ from typing import Final
 
 from megatron.data.tokenizers.byte_pairs import GPT2BPETokenizer, TikTokenizer
 from megatron.data.tokenizers.hugging_face import HuggingFaceTokenizer
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
 from megatron.data.tokenizers.null import NullTokenizer
 from megatron.data.tokenizers.sentence_pieces import (
     GPTSentencePieceTokenizer,
@@ -13,12 +13,13 @@ from megatron.data.tokenizers.sentence_pieces import (
     SentencePieceTokenizer,
     model_file,
 )
+from megatron.data.tokenizers.settings import TYPES, TokenizerSettings
 
 MOST_IDS: Final = 1 << 31
 """The largest vocabulary of Megatron-LM's token files, which hold ids as signed 32-bit numbers."""
 
 
-def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
+def build_tokenizer(config: TokenizerSettings) -> Tokenizer:
     """Make a tokenizer.
 
     Returns:
@@ -33,7 +34,7 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
             f"--tokenizer-type {config.tokenizer_type} is not available; choose one of "
             f"{', '.join(TYPES)}"
         )
-    tokenizer = TYPES[config.tokenizer_type](config)
+    tokenizer = _MAKERS[config.tokenizer_type](config)
     if tokenizer.vocab_size > MOST_IDS:
         raise ValueError(
             f"{_source(config)} gives a token the id {tokenizer.vocab_size - 1}, and token files "
@@ -49,7 +50,7 @@ def build_tokenizer(config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def _source(config: TokenizerConfig) -> str:
+def _source(config: TokenizerSettings) -> str:
     if config.tokenizer_type == "GPT2BPETokenizer":
         return f"--vocab-file {config.vocab_file}"
     if config.tokenizer_type == "NullTokenizer":
@@ -57,7 +58,7 @@ def _source(config: TokenizerConfig) -> str:
     return f"--tokenizer-model {config.tokenizer_model}"
 
 
-def _null(config: TokenizerConfig) -> Tokenizer:
+def _null(config: TokenizerSettings) -> Tokenizer:
     if config.vocab_size is None or config.vocab_size < 1:
         raise ValueError(
             f"--vocab-size {config.vocab_size}: --tokenizer-type NullTokenizer needs a positive "
@@ -66,7 +67,7 @@ def _null(config: TokenizerConfig) -> Tokenizer:
     return NullTokenizer(config.vocab_size)
 
 
-TYPES: Final[Mapping[str, Callable[[TokenizerConfig], Tokenizer]]] = {
+_MAKERS: Final[Mapping[str, Callable[[TokenizerSettings], Tokenizer]]] = {
     "GPTSentencePieceTokenizer": lambda config: GPTSentencePieceTokenizer(model_file(config)),
     "SentencePieceTokenizer": lambda config: SentencePieceTokenizer(
         model_file(config), config.vocab_extra_ids
@@ -77,4 +78,4 @@ TYPES: Final[Mapping[str, Callable[[TokenizerConfig], Tokenizer]]] = {
     "HuggingFaceTokenizer": HuggingFaceTokenizer,
     "NullTokenizer": _null,
 }
-"""Every ``--tokenizer-type``."""
+"""For each kind of ``TYPES`` the function that makes its tokenizer."""

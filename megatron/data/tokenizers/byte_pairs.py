@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from megatron.data.tokenizers.files import library, needed, package_errors, read_json
 from megatron.data.tokenizers.hugging_face import PackageTokenizer
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 
 END_OF_TEXT: Final = "<|endoftext|>"
 """The end of a document in GPT-2's vocabulary."""
@@ -45,7 +46,7 @@ class GPT2BPETokenizer(PackageTokenizer):
             no package ``tokenizers``.
     """
 
-    def __init__(self, config: TokenizerConfig) -> None:
+    def __init__(self, config: TokenizerSettings) -> None:
         kind = config.tokenizer_type
         tokenizers = library("tokenizers", f"--tokenizer-type {kind}")
         what = "GPT-2's vocab.json, one entry with its id for every token"
@@ -100,7 +101,7 @@ class TikTokenizer(Tokenizer):
             package ``tiktoken``.
     """
 
-    def __init__(self, config: TokenizerConfig) -> None:
+    def __init__(self, config: TokenizerSettings) -> None:
         kind = config.tokenizer_type
         tiktoken = library("tiktoken", f"--tokenizer-type {kind}")
         what = "a tiktoken vocabulary in JSON: a list of objects with rank and token_bytes"
@@ -136,7 +137,7 @@ class TikTokenizer(Tokenizer):
         return str(self._backend.decode(list(ids)))
 
 
-def _special_tokens(config: TokenizerConfig) -> list[str]:
+def _special_tokens(config: TokenizerSettings) -> list[str]:
     """Return the names of all special tokens: the given names, then numbered names."""
     count = config.tiktoken_num_special_tokens
     named = list(config.tokenizer_special_tokens or _SPECIAL_TOKENS[:count])

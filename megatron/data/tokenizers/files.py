@@ -54,7 +54,7 @@ def package_errors(package: str, subject: str = "") -> Iterator[None]:
         raise ValueError(f"{subject}makes the package {package} give up ({error})") from error
 
 
-def needed(flag: str, path: Path | None, tokenizer_type: str, what: str) -> Path:
+def needed(flag: str, path: Path | None, tokenizer_type: str | None, what: str) -> Path:
     """Return the file that a flag names; messages call it ``what``, as in "needs {what}".
 
     Raises:

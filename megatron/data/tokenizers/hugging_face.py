@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.data.tokenizers.files import library, package_errors, read_json
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.native.files import read_text
 
 _PROBE = "The quick brown fox jumps over the lazy dog 0123456789"
@@ -52,7 +53,7 @@ class HuggingFaceTokenizer(PackageTokenizer):
             ``tokenizers``.
     """
 
-    def __init__(self, config: TokenizerConfig) -> None:
+    def __init__(self, config: TokenizerSettings) -> None:
         asker = f"--tokenizer-type {config.tokenizer_type}"
         tokenizers = library("tokenizers", asker)
         if config.tokenizer_model is None:

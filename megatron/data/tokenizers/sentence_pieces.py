@@ -6,7 +6,8 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 from megatron.data.tokenizers.files import needed
-from megatron.data.tokenizers.interface import Tokenizer, TokenizerConfig
+from megatron.data.tokenizers.interface import Tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.native.files import read_bytes
 
 _SPECIAL_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
@@ -108,7 +109,7 @@ class SentencePieceTokenizer(_SentencePieces):
         self.eod = pieces + added.index("<EOD>") if "<EOD>" in added else own
 
 
-def model_file(config: TokenizerConfig) -> Path:
+def model_file(config: TokenizerSettings) -> Path:
     """Return the model file of a tokenizer type that needs a model.
 
     Raises:

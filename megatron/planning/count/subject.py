@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron.config.run_config import RunConfig
 from megatron.config.slice_lengths import lengths_of_slices
-from megatron.data.config import DocumentsConfig
+from megatron.data.settings import DocumentSettings
 from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import Recomputation
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
     expert_imbalance: float
     context_exchange: ContextExchange
     context_heads_size: int
-    documents: DocumentsConfig | None
+    documents: DocumentSettings | None
     offloads: bool = False
     slices: tuple[int, ...] = ()
     host_knows_slots: bool = False

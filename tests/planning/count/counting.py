@@ -12,7 +12,8 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
-from megatron.data.config import DataConfig
+from megatron.data.settings import DataSettings
+from megatron.data.shares import Split
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.planning.count.run import count_ranks
@@ -77,7 +78,7 @@ def run_of(
         ),
         train=TrainConfig(**(options | train)),
         optimizer=optimizer or OptimizerSettings(lr=1.0),
-        data=DataConfig((), (1, 0, 0), model.seq_length, seed=0, eod_token=0),
+        data=DataSettings(split=Split(1, 0, 0), seq_length=model.seq_length, seed=0),
         log=LogSettings(log_interval=1),
     )
 

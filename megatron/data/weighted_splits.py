@@ -10,25 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from megatron.config.data import CorpusFlags
-from megatron.config.side_files import text_of
-from megatron.data.config import OwnPaths, Share
+from megatron.data.settings import CorpusSettings
+from megatron.data.shares import OwnPaths, Share
 from megatron.flags.declare import cut
+from megatron.native.side_files import text_of
 
 _FORM: Final = "give 'NAME: WEIGHT START:END PREFIX, ...', as in 'train: 1 0:0.95 corpus'"
 Group = tuple[str, tuple[Share, ...]]
 
 
-def gives_weighted_splits(own: CorpusFlags) -> bool:
-    """Return whether a flag on weighted splits is given."""
-    return any(
-        getattr(own, f"{split}_weighted_split_paths{ending}")
-        for split in ("train", "valid", "test")
-        for ending in ("", "_path")
-    )
-
-
-def weighted_paths(own: CorpusFlags) -> OwnPaths:
+def weighted_paths(own: CorpusSettings) -> OwnPaths:
     """Return the corpora that the flags on weighted splits give.
 
     Raises:
@@ -50,7 +41,7 @@ def weighted_paths(own: CorpusFlags) -> OwnPaths:
     return OwnPaths(train[0][1], tuple(blends), test[0][1] if test else (), names)
 
 
-def _groups(own: CorpusFlags, split: str, *, single: bool) -> list[Group]:
+def _groups(own: CorpusSettings, split: str, *, single: bool) -> list[Group]:
     """Return the groups of a split, with their names."""
     flag = f"--{split}-weighted-split-paths"
     texts: Sequence[str] = getattr(own, f"{split}_weighted_split_paths")

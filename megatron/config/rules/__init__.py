@@ -1,0 +1,1 @@
+"""Rules about flags of several rooms, one file a theme. A rule is found by standing here."""
