@@ -8,6 +8,22 @@ from megatron.flags.ranges import COUNT, INTERVAL
 
 
 @dataclass(frozen=True)
+class UpcyclingSettings:
+    """Experts that begin as copies of a dense model's MLP."""
+
+    # fmt: off
+    moe_use_upcycling: bool = flag(False,
+        "--load has a dense model: each expert begins as a copy of its layer's MLP, and routers "
+        "begin from --seed. The run begins at iteration 0 with weights alone, as with --finetune.",
+        idle_without="--num-experts", needs="--load")
+    moe_upcycling_granularity: int = flag(1,
+        "With --moe-use-upcycling: parts into which an MLP is cut; an expert begins as one part.",
+        COUNT,
+        idle_without="--moe-use-upcycling")
+    # fmt: on
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     """Checkpoints; any layout loads those of any other.
 

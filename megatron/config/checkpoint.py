@@ -1,12 +1,10 @@
 """The settings of a run's checkpoints, as other flags complete them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags
-from megatron.flags.rules import notes
 
 
 def checkpoints_of(flags: Flags, upcycling: int) -> CheckpointSettings:
@@ -20,12 +18,3 @@ def checkpoints_of(flags: Flags, upcycling: int) -> CheckpointSettings:
     return replace(
         own, save=None, load_optimizer=False, exit_on_missing_checkpoint=True, trains=False
     )
-
-
-@notes
-def _idle_without_training(flags: Flags) -> Iterator[str]:
-    if flags[TrainFlags].skip_train and flags[CheckpointSettings].save is not None:
-        yield (
-            f"--save {flags[CheckpointSettings].save} changes nothing: --skip-train trains "
-            "nothing to save"
-        )

@@ -4,23 +4,15 @@ The kernels multiply, or the package Transformer Engine ("the engine"), if the f
 experts the kernels multiply in any case.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Final, Literal
 
-import torch
-
-from megatron.config.experts import is_mixture
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import DEPTH_OR_NONE, Range, up_to
-from megatron.flags.rules import notes_in, refuses, refuses_in
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bit_config import GATHERED, EightBitConfig, Format, Recipe
-from megatron.layers.experts.settings import ExpertSettings
-from megatron.model.settings import ShapeSettings
+from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe
 
 FORMAT: Final = "--fp8-format"
 PACKAGE: Final = "--transformer-impl transformer_engine"
@@ -124,110 +116,3 @@ def _gathers(flags: Flags) -> bool:
     """Return whether weights are gathered in 8 bits: a rank alone gathers nothing."""
     alike = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size
     return flags[EightBitFlags].fp8_param_gather and alike > 1
-
-
-@refuses
-def _mxfp8(flags: Flags) -> Iterator[str]:
-    """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
-    own, experts = flags[EightBitFlags], flags[ExpertSettings]
-    if own.fp8_format is None or own.fp8_recipe != "mxfp8":
-        return
-    if experts.is_mixture:
-        yield (
-            f"--fp8-recipe mxfp8 with --num-experts {experts.num_experts}: only Transformer Engine "
-            "multiplies with one scale for 32 numbers, and experts multiply by this project's "
-            "kernels: use "
-            f"--fp8-recipe blockwise, tensorwise or delayed, or leave {FORMAT} out"
-        )
-    elif not asks_for_engine(flags):
-        yield (
-            "--fp8-recipe mxfp8: this project's kernels have no scales of 32 numbers, and only "
-            f"Transformer Engine does: add {PACKAGE}, which needs GPUs and that package, or use "
-            "--fp8-recipe blockwise, tensorwise or delayed"
-        )
-
-
-@refuses
-def _gathered(flags: Flags) -> Iterator[str]:
-    """Refuse to gather weights whose columns in 8 bits do not follow from their rows."""
-    own = flags[EightBitFlags]
-    if own.fp8_format is None or not own.fp8_param_gather or own.fp8_recipe in GATHERED:
-        return
-    yield (
-        f"{GATHER} with --fp8-recipe {own.fp8_recipe}: it rounds the columns of a weight to other "
-        "bits than its rows, from 16 bits: use --fp8-recipe blockwise, tensorwise or delayed, or "
-        f"leave {GATHER} out"
-    )
-
-
-@refuses
-def _ends(flags: Flags) -> Iterator[str]:
-    own, layers = flags[EightBitFlags], flags[ShapeSettings].num_layers
-    if own.fp8_format is None or not own.first_last_layers_bf16:
-        return
-    start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
-    if start + end >= layers:
-        yield (
-            f"{_ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
-            f"leave none of --num-layers {layers} in 8 bits: lower them, or leave {FORMAT} out"
-        )
-
-
-@refuses_in("real")
-def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
-    """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
-    form, by_engine = flags[EightBitFlags].fp8_format, engine_multiplies(flags)
-    if form is None or not on_cuda(flags) or (by_engine and not is_mixture(flags)):
-        return
-    for number in range(0 if by_engine else torch.cuda.device_count()):
-        capability = torch.cuda.get_device_capability(number)
-        if capability < LEAST_CAPABILITY:
-            yield (
-                f"{FORMAT} {form}: {torch.cuda.get_device_name(number)} has no tensor cores for 8 "
-                f"bits (compute capability {'.'.join(map(str, capability))}, and they begin at "
-                f"{'.'.join(map(str, LEAST_CAPABILITY))}): leave it out, or use another GPU"
-            )
-            return
-    if find_spec("triton") is None:
-        yield (
-            f"{FORMAT} {form}: the kernels that quantise on GPUs are Triton's, which is not "
-            "installed: pip install triton, or leave it out"
-        )
-
-
-@refuses_in("real")
-def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
-    """Refuse scales of 32 numbers if Transformer Engine cannot multiply: nothing else can."""
-    recipe = flags[EightBitFlags].fp8_recipe
-    if asks_for_engine(flags) and recipe == "mxfp8" and (lack := lack_of_engine(flags)):
-        yield (
-            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe blockwise, tensorwise "
-            "or delayed, and this project's kernels multiply"
-        )
-
-
-@notes_in("real")
-def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
-    """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
-    own = flags[EightBitFlags]
-    if not asks_for_engine(flags) or own.fp8_recipe == "mxfp8":
-        return
-    lack = lack_of_engine(flags)
-    if _gathers(flags):
-        lack = f"weights that were gathered in 8 bits ({GATHER}) are not in its form"
-    if lack:
-        yield (
-            f"{PACKAGE} changes nothing: {lack}; this project's kernels multiply, by the same "
-            "recipe"
-        )
-
-
-@notes_in("real")
-def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
-    """Note that CPUs are slower with 8 bits."""
-    form = flags[EightBitFlags].fp8_format
-    if form is not None and not on_cuda(flags):
-        yield (
-            f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
-            "what they do to the loss"
-        )

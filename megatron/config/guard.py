@@ -1,21 +1,16 @@
 """How a run ends, and how it is guarded against faults: settings and rules."""
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.dry_run import DryRunSettings
-from megatron.config.precision import PrecisionFlags
-from megatron.config.train import TrainFlags, evaluation_batches, iterations
-from megatron.flags.declare import flag, option_of
+from megatron.config.train import TrainFlags, iterations
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import INTERVAL_OR_NONE, SECONDS, Range
 from megatron.flags.rules import notes, refuses
-from megatron.optimizer.settings import LossScaleSettings
 
 
 def _iteration(word: str) -> int:
@@ -94,22 +89,6 @@ class GuardSettings:
 
 
 @notes
-def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
-    total = iterations(flags[TrainFlags]).total
-    intervals: dict[str, int | None] = {
-        name: getattr(flags[TrainFlags], name) for name in ("eval_interval", "exit_interval")
-    }
-    checks = "check_weight_hash_across_dp_replicas_interval"
-    if flags[CheckpointSettings].save is None:  # the end of a run is checked before its save
-        intervals[checks] = flags[GuardSettings].check_weight_hash_across_dp_replicas_interval
-    for name, interval in intervals.items():
-        if interval is not None and interval > total > 0:
-            ends = name == "eval_interval" and evaluation_batches(flags[TrainFlags])
-            instead = "leaves the evaluation at the end" if ends else "changes nothing"
-            yield f"{option_of(name)} {interval} {instead}: the last iteration is {total}"
-
-
-@notes
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
     total = iterations(flags[TrainFlags]).total
     beyond = sorted({one for one in flags[GuardSettings].iterations_to_skip if one > total})
@@ -117,55 +96,6 @@ def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
         yield (
             f"--iterations-to-skip {' '.join(map(str, beyond))} changes nothing: the last "
             f"iteration is {total}"
-        )
-
-
-@notes
-def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
-    guard = flags[GuardSettings]
-    if flags[CheckpointSettings].save is not None:
-        return
-    if guard.exit_signal_handler:
-        yield "--exit-signal-handler ends the run, and saves nothing without --save"
-    if guard.exit_duration_in_mins is not None:
-        yield (
-            f"--exit-duration-in-mins {guard.exit_duration_in_mins:g} ends the run, and saves "
-            "nothing without --save"
-        )
-    if guard.kill_switch_path is not None:
-        path = guard.kill_switch_path
-        yield f"--kill-switch-path {path} ends the run, and saves nothing without --save"
-    if guard.trigger_path is not None:
-        yield f"--trigger-path {guard.trigger_path}: a file 'save' changes nothing without --save"
-
-
-@notes
-def _restart_from_nothing(flags: Flags) -> Iterator[str]:
-    """Note that a restarted job goes on only if it loads what the job before has saved."""
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    save, load = flags[CheckpointSettings].save, flags[CheckpointSettings].load
-    if restarts == "0" or flags[DryRunSettings].dry_run:
-        return
-    if save is None or load is None or save.absolute() != load.absolute():
-        yield (
-            f"--max-restarts {restarts} of torchrun starts the job anew after a fault: to go on "
-            "from the last checkpoint, give --save and --load the same folder, and --save-interval"
-        )
-    elif flags[CheckpointSettings].save_interval is None:
-        yield (
-            f"--max-restarts {restarts} of torchrun starts the job anew after a fault: without "
-            "--save-interval there is no checkpoint to go on from"
-        )
-
-
-@notes
-def _idle_check(flags: Flags) -> Iterator[str]:
-    precision = flags[PrecisionFlags]
-    checks_nothing = flags[GuardSettings].no_check_for_nan_in_loss_and_grad
-    if checks_nothing and precision.fp16 and flags[LossScaleSettings].loss_scale is None:
-        yield (
-            "--no-check-for-nan-in-loss-and-grad changes nothing: a loss scale that changes is "
-            "found by overflows, which therefore never end a run with --fp16"
         )
 
 

@@ -2,13 +2,11 @@
 
 from typing import Final
 
-from megatron.checkpoint.settings import CheckpointSettings
+from megatron.checkpoint.settings import CheckpointSettings, UpcyclingSettings
 from megatron.config.cluster import ClusterFlags
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.eight_bits import EightBitFlags
-from megatron.config.experts import UpcyclingFlags
 from megatron.config.graphs import GraphFlags
-from megatron.config.grouped_products import GroupedFlags
 from megatron.config.guard import GuardSettings
 from megatron.config.log import LogSettings
 from megatron.config.model import MODEL_GROUPS
@@ -26,14 +24,15 @@ from megatron.config.train import TrainFlags
 from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
+from megatron.kernels.settings import GroupedProductSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.settings import PairSettings
 
 GROUPS: Final = (
     *MODEL_GROUPS,
-    UpcyclingFlags,
-    GroupedFlags,
+    UpcyclingSettings,
+    GroupedProductSettings,
     ExpertRankSettings,
     PairSettings,
     ParallelFlags,

@@ -7,7 +7,7 @@ mistake, the rule stops silently. Each mistake is therefore reported only once.
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from fnmatch import fnmatchcase
@@ -58,10 +58,23 @@ def check(flags: Flags, rules: Iterable[FoundRule], unreadable: Collection[str] 
     sound = _without(flags, {declared[option].name for option in (*unreadable, *told)})
     mistakes = [*told.values(), *pairing_mistakes(declared, sound_values)]
     notes = [*idle_notes(declared, sound_values)]
+    found: dict[str, list[str]] = {"mistakes": [], "notes": []}
     for rule in rules:
         with suppress(_FaultyValueError):
-            (mistakes if rule.finds == "mistakes" else notes).extend(rule(sound))
+            found[rule.finds].extend(rule(sound))
+    by_flag = _places(declared)
+    mistakes += sorted(found["mistakes"], key=by_flag)
+    notes += sorted(found["notes"], key=by_flag)
     return Findings(mistakes, notes)
+
+
+def _places(declared: Mapping[str, Declaration]) -> Callable[[str], int]:
+    """Return the function from a rule's line to the place of the line's flag in the help.
+
+    So the order of lines does not depend on the files in which rules stand.
+    """
+    places = {option: place for place, option in enumerate(declared)}
+    return lambda line: places.get(line.split(maxsplit=1)[0].rstrip(":,"), len(places))
 
 
 class _FaultyValueError(Exception):

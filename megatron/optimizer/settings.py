@@ -1,10 +1,13 @@
 """The settings of optimizers and of their rates. A class declares flags and holds their values."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from megatron.flags.declare import flag, required, spelled, spells
+from megatron.flags.declare import flag, option_of, required, spelled, spells
+from megatron.flags.groups import Flags
 from megatron.flags.ranges import EPSILON, FACTOR, INTERVAL, MEMORY, SHARE, WEIGHT, Range, up_to
+from megatron.flags.rules import notes, refuses
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
 """How the learning rate falls after the warm-up; WSD: constant, then a decay at the end only."""
@@ -33,8 +36,12 @@ Implementation = Literal["local", "apex", "torch"]
 """Which AdamW is used: ``local`` is the kernels' own, or PyTorch's if the kernels have none."""
 
 
+_ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}
 _PEAK: Final = Range(1e-12, 1000)
 _SCALE: Final = Range(2.0**-10, 1 << 40)
+"""Loss scales lift small gradients into the range of fp16, and a scale below 1 lowers large ones. A
+larger one would only overflow, a smaller one lose all gradients."""
+
 _FP16: Final = "--fp16"
 _CONSTANT: Final = "--loss-scale"
 _WSD: Final = "--lr-decay-style WSD"
@@ -185,3 +192,63 @@ class OptimizerSettings:
     muon: MuonSettings = field(default_factory=MuonSettings)
     loss_scale: LossScaleSettings | None = None
     implementation: Implementation = "local"
+
+
+@refuses
+def _learning_rates(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerSettings]
+    if optimizer.min_lr > optimizer.lr:
+        yield f"--min-lr {optimizer.min_lr} is above --lr {optimizer.lr}: lower it"
+    if optimizer.lr_warmup_init > optimizer.lr:
+        yield f"--lr-warmup-init {optimizer.lr_warmup_init} is above --lr {optimizer.lr}: lower it"
+
+
+@refuses
+def _decoupled_rate(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerSettings]
+    peak, floor = optimizer.decoupled_lr, optimizer.decoupled_min_lr
+    if peak is None:
+        return
+    if floor is not None and floor > peak:
+        yield f"--decoupled-min-lr {floor} is above --decoupled-lr {peak}: lower it"
+    elif floor is None and optimizer.min_lr > peak:
+        yield (
+            f"--decoupled-lr {peak} is below --min-lr {optimizer.min_lr}, to which it "
+            "would rise: give --decoupled-min-lr too"
+        )
+
+
+@refuses
+def _weight_decay(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerSettings]
+    style, start, end = (
+        optimizer.weight_decay_incr_style,
+        optimizer.start_weight_decay,
+        optimizer.end_weight_decay,
+    )
+    for name, step in _ENDS.items():
+        value = getattr(optimizer, name)
+        if style == "constant" and value not in (None, optimizer.weight_decay):
+            yield (
+                f"{option_of(name)} {value} does not go with --weight-decay-incr-style constant: "
+                "make that linear or cosine, or leave it out"
+            )
+        if style != "constant" and value is None:
+            yield (
+                f"--weight-decay-incr-style {style} needs the weight decay of the {step}: give "
+                f"{option_of(name)}"
+            )
+    if style != "constant" and start is not None and end is not None and end < start:
+        yield f"--end-weight-decay {end} is below --start-weight-decay {start}: raise it"
+
+
+@notes
+def _idle_ends(flags: Flags) -> Iterator[str]:
+    optimizer = flags[OptimizerSettings]
+    if optimizer.weight_decay_incr_style == "constant":
+        for name in _ENDS:
+            if getattr(optimizer, name) == optimizer.weight_decay:
+                yield (
+                    f"{option_of(name)} {optimizer.weight_decay} changes nothing: it is the "
+                    "constant --weight-decay"
+                )

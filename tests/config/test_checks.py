@@ -11,6 +11,7 @@ from command_lines import with_flags
 
 from megatron.config import cluster
 from megatron.config.command_line import parse
+from megatron.config.rules import devices
 from megatron.data.indexed import IndexedWriter
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
@@ -328,7 +329,7 @@ def refusal(
             "--hierarchical-context-parallel-sizes 2 2 --group-query-attention "
             "--num-query-groups 1",
             4,
-            "a2a+p2p x 2 ranks 1 heads fewer --attention-dropout 0.1 --cp-comm-type a2a+p2p",
+            "--attention-dropout 0.1 --cp-comm-type a2a+p2p a2a+p2p x 2 ranks 1 heads fewer",
         ),
         ("--valid-num-workers", 1, "--valid-num-workers: write --valid-num-workers N or leave"),
         ("--attention-backend slow", 1, "--attention-backend slow: auto,flash leave"),
@@ -650,7 +651,7 @@ def test_a_precision_without_instructions_for_it_is_noted(
     cpuinfo = tmp_path / "cpuinfo"
     if flags is not None:
         cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
-    monkeypatch.setattr(cluster, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(devices, "CPUINFO", cpuinfo)
     option = f"--{precision}"
     notes = parse(command_line(base, option), 1).notes
     assert [note.split()[0] for note in notes] == ([] if precision in fast else [option])

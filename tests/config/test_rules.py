@@ -5,9 +5,10 @@ from types import ModuleType
 
 import pytest
 
-from megatron.config.command_line import modules_of_rules, rules_for
+from megatron.config.command_line import modules_of_rules, read, rules_for
+from megatron.flags.checks import check
 from megatron.flags.groups import Flags
-from megatron.flags.rules import rules_in
+from megatron.flags.rules import FoundRule, refuses, rules_in
 
 
 @pytest.mark.parametrize("module", modules_of_rules(), ids=lambda own: own.__name__)
@@ -33,3 +34,17 @@ def test_a_rule_is_found_once_and_in_the_runs_for_which_it_holds() -> None:
     assert "_tensorboard" in names["real"] - names["dry"]
     assert "_files_of_a_dry_run" in names["dry"] - names["real"]
     assert "_idle_without_training" in names["dry"] & names["real"]
+
+
+def test_rules_tell_their_lines_in_the_order_of_the_help_wherever_they_stand() -> None:
+    """``--num-layers`` is the first flag of the help, ``--log-interval`` one of the last."""
+
+    def rule(*lines: str) -> FoundRule:
+        return refuses(lambda flags: iter(lines))
+
+    flags = read([], 1).flags
+    later = rule("--log-interval 1: too few", "no flag at all")
+    first = rule("--num-layers: too many")
+    for rules in ((later, first), (first, later)):
+        told = check(flags, rules).mistakes[-3:]
+        assert told == ["--num-layers: too many", "--log-interval 1: too few", "no flag at all"]

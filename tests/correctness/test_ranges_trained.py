@@ -13,9 +13,9 @@ from correctness.rank_runs import RankRun, train_on_rank
 from harness.rank_pool import RankError, RankPool
 from reference.plain_loss import RandomMicrobatch
 
+from megatron.checkpoint.settings import UpcyclingSettings
 from megatron.config.command_line import parse
 from megatron.config.eight_bits import EightBitFlags
-from megatron.config.experts import UpcyclingFlags
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.precision import PrecisionFlags
@@ -25,7 +25,7 @@ from megatron.parallel.settings import ExpertRankSettings
 
 _GROUPS: Final = (
     *MODEL_GROUPS,
-    UpcyclingFlags,
+    UpcyclingSettings,
     ExpertRankSettings,
     PrecisionFlags,
     EightBitFlags,

@@ -8,6 +8,7 @@ from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.corpora import corpora_of, sets_to_evaluate
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.train import TrainFlags, evaluation_batches
+from megatron.config.vocabulary import vocabulary
 from megatron.data.fill_in_the_middle import FillTokens
 from megatron.data.indexed import IndexedDataset
 from megatron.data.settings import CorpusSettings, DataSettings, FillSettings
@@ -142,3 +143,18 @@ def _tokens_of_middles(flags: Flags) -> Iterator[str]:
     except ValueError:
         return  # another rule reports this mistake
     yield from faults_of(lambda: FillTokens.of(fill, built))
+
+
+@refuses
+def _tokenizer(flags: Flags) -> Iterator[str]:
+    needless = flags[DryRunSettings].dry_run or flags[DataSettings].mock_data
+    if flags[TokenizerSettings].tokenizer_type is None and not (
+        needless and flags[TokenizerSettings].vocab_size
+    ):
+        yield (
+            "--tokenizer-type is missing: give GPTSentencePieceTokenizer with --tokenizer-model "
+            "FILE, another type that docs/data.md lists, or NullTokenizer with --vocab-size N for "
+            "data without a tokenizer; with --mock-data or --dry-run, --vocab-size N is enough"
+        )
+    else:
+        yield from faults_of(partial(vocabulary, flags))

@@ -1,12 +1,15 @@
 """The settings of a mixture of experts: its sizes, its router and its balance."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import torch
 
 from megatron.flags.declare import derived, flag
+from megatron.flags.groups import Flags
 from megatron.flags.ranges import COUNT, FACTOR, PROBABILITY, SHARE, WEIGHT, WIDTH, Range
+from megatron.flags.rules import notes, refuses
 from megatron.layers.experts.balance import LOSS_NAMES, Balance
 from megatron.layers.experts.capacity import Capacity, DropPolicy
 from megatron.layers.patterns import LayerPattern
@@ -16,6 +19,9 @@ Score: TypeAlias = Literal["softmax", "sigmoid"]
 """Of an expert: by a softmax over all experts, or by its own sigmoid."""
 
 _EXPERTS: Final = "--num-experts"
+_TYPES: Final = "--moe-router-load-balancing-type"
+_COEFF: Final = "--moe-aux-loss-coeff"
+_CAPACITY: Final = "--moe-expert-capacity-factor"
 
 SHARED_EXPERT: Final = "--moe-shared-expert-intermediate-size"
 """The flag of the width of an expert that all tokens pass."""
@@ -143,3 +149,148 @@ class ExpertSettings:
         """Type of the router's product, if it may be wider than activations."""
         dtypes = {"fp32": torch.float32, "fp64": torch.float64}
         return None if self.moe_router_dtype is None else dtypes[self.moe_router_dtype]
+
+
+def _by_sinkhorn(flags: Flags) -> bool:
+    """Return whether training balances the choices of experts themselves."""
+    return flags[ExpertSettings].is_mixture and flags[BalanceSettings].is_by_sinkhorn
+
+
+@refuses
+def _choices(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertSettings]
+    experts = own.num_experts
+    if own.is_mixture and own.moe_router_topk > experts:
+        yield (
+            f"--moe-router-topk {own.moe_router_topk} is more than --num-experts {experts}: a "
+            "token cannot choose an expert twice; lower it"
+        )
+
+
+@refuses
+def _groups(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertSettings]
+    experts, topk = own.num_experts, own.moe_router_topk
+    groups, chosen = own.moe_router_num_groups, own.moe_router_group_topk
+    if not own.is_mixture or groups is None or chosen is None:
+        return
+    if experts % groups:
+        yield (
+            f"--moe-router-num-groups {groups} does not divide --num-experts {experts}: every "
+            "group has as many experts"
+        )
+    elif chosen > groups:
+        yield (
+            f"--moe-router-group-topk {chosen} is more than --moe-router-num-groups {groups}: "
+            "lower it"
+        )
+    elif topk % chosen or topk // chosen > experts // groups:
+        yield (
+            f"--moe-router-topk {topk} cannot come from --moe-router-group-topk {chosen} groups of "
+            f"{experts // groups} experts, as many from each: choose a multiple of {chosen}, up to "
+            f"{chosen * (experts // groups)}"
+        )
+    best = own.moe_router_group_best
+    if best is not None and best > experts // groups:
+        yield (
+            f"--moe-router-group-best {best} is more than the {experts // groups} experts of a "
+            "group: lower it"
+        )
+
+
+@refuses
+def _types(flags: Flags) -> Iterator[str]:
+    own = flags[BalanceSettings]
+    types, coefficients = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
+    if not flags[ExpertSettings].is_mixture:
+        return
+    words = f"{_TYPES} {' '.join(types)}"
+    if len(set(types)) < len(types):
+        yield f"{words}: a type stands there twice; name each once"
+    elif len(types) > 1 and not set(types) <= LOSS_NAMES.keys():
+        yield f"{words}: only losses stand together, {', '.join(LOSS_NAMES)}; leave out the others"
+    elif len(types) != len(coefficients) and any(coefficients):
+        numbers = " ".join(map(str, coefficients))
+        yield f"{_COEFF} {numbers} for {words}: give as many numbers as types, {len(types)}"
+
+
+@refuses
+def _sinkhorn(flags: Flags) -> Iterator[str]:
+    own, router = flags[BalanceSettings], flags[ExpertSettings]
+    if not _by_sinkhorn(flags):
+        return
+    if any(own.moe_aux_loss_coeff):
+        numbers = " ".join(map(str, own.moe_aux_loss_coeff))
+        yield (
+            f"{_COEFF} {numbers} with {_TYPES} sinkhorn: choices that are balanced already have no "
+            "balancing loss; leave it out"
+        )
+    if own.moe_expert_capacity_factor is not None:
+        yield (
+            f"{_CAPACITY} {own.moe_expert_capacity_factor} with {_TYPES} sinkhorn: only choices by "
+            "scores alone are dropped; leave one of the two out"
+        )
+    if router.moe_router_num_groups is not None:
+        yield (
+            f"--moe-router-num-groups {router.moe_router_num_groups} with {_TYPES} sinkhorn: "
+            "choices are balanced over all experts; leave one of the two out"
+        )
+
+
+@refuses
+def _bias(flags: Flags) -> Iterator[str]:
+    bias, own = "--moe-router-enable-expert-bias", flags[BalanceSettings]
+    if not flags[ExpertSettings].is_mixture or not own.moe_router_enable_expert_bias:
+        return
+    score = flags[ExpertSettings].moe_router_score_function
+    if own.is_by_sinkhorn:
+        yield f"{bias} with {_TYPES} sinkhorn: both balance the choices; leave one of the two out"
+    elif score != "sigmoid":
+        yield (
+            f"{bias} with --moe-router-score-function {score}: a bias joins scores between 0 and 1 "
+            "of each expert by itself; take --moe-router-score-function sigmoid"
+        )
+
+
+@refuses
+def _no_gradient(flags: Flags) -> Iterator[str]:
+    own = flags[ExpertSettings]
+    by_softmax = own.moe_router_score_function == "softmax" and not own.moe_router_pre_softmax
+    if not own.is_mixture or own.moe_router_topk != 1 or _by_sinkhorn(flags):
+        return
+    if by_softmax:
+        yield (
+            "--moe-router-topk 1: a softmax over one chosen expert is 1, so the router has no "
+            "gradient; add --moe-router-pre-softmax"
+        )
+
+
+@notes
+def _nothing_balances(flags: Flags) -> Iterator[str]:
+    own = flags[BalanceSettings]
+    types, numbers = own.moe_router_load_balancing_type, own.moe_aux_loss_coeff
+    if not flags[ExpertSettings].is_mixture:
+        return
+    for kind, number in zip(types, numbers, strict=False):
+        if kind in LOSS_NAMES and kind != "aux_loss" and not number:
+            yield f"{_TYPES} {kind} changes nothing without {_COEFF}"
+        if kind == "none" and number:
+            yield f"{_COEFF} {number} changes nothing at {_TYPES} none"
+
+
+@notes
+def _chosen_otherwise(flags: Flags) -> Iterator[str]:
+    """Flags of the ways to choose that sinkhorn replaces."""
+    own = flags[ExpertSettings]
+    if not _by_sinkhorn(flags):
+        return
+    asked = {
+        "--moe-router-score-function sigmoid": own.moe_router_score_function == "sigmoid",
+        "--moe-router-pre-softmax": own.moe_router_pre_softmax,
+        f"--moe-router-topk-scaling-factor {own.moe_router_topk_scaling_factor}": (
+            own.moe_router_topk_scaling_factor != 1
+        ),
+    }
+    for words, is_asked in asked.items():
+        if is_asked:
+            yield f"{words} changes nothing at {_TYPES} sinkhorn, which has scores of its own"
