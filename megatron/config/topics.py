@@ -11,7 +11,6 @@ from megatron.config.guard import GuardSettings
 from megatron.config.log import LogSettings
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.offload import OffloadFlags
-from megatron.config.offload_states import StateOffloadFlags
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.precision import PrecisionFlags
@@ -25,7 +24,12 @@ from megatron.data.settings import CorpusSettings, DataSettings, DocumentSetting
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
 from megatron.kernels.settings import GroupedProductSettings
-from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
+from megatron.optimizer.settings import (
+    HostStateSettings,
+    LossScaleSettings,
+    MuonSettings,
+    OptimizerSettings,
+)
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.settings import PairSettings
 
@@ -48,7 +52,7 @@ GROUPS: Final = (
     OptimizerSettings,
     MuonSettings,
     RateSpanFlags,
-    StateOffloadFlags,
+    HostStateSettings,
     CorpusSettings,
     DataSettings,
     DocumentSettings,

@@ -17,7 +17,7 @@ from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_config import EightBitConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.optimizer.settings import HostStates, Precision
+from megatron.optimizer.settings import HostStateSettings, Precision
 
 EVALUATION: Final = 100
 """Batches of an evaluation, if no flag gives their number."""
@@ -177,7 +177,7 @@ class TrainConfig:
     eight_bits: EightBitConfig | None = None
     grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
-    host_states: HostStates | None = None
+    host_states: HostStateSettings | None = None
     calculate_per_token_loss: bool = True
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron.optimizer.parameters import ParameterPart
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.lanes import InlineLane, Pending, make_lane, wait_on_host
 
 BATCH: Final = 1 << 24
@@ -133,12 +133,12 @@ class HostLink:
     def __init__(
         self,
         parts: Sequence[ParameterPart],
-        states: HostStates,
+        states: HostStateSettings,
         device: torch.device,
         copied: frozenset[str] = frozenset(),
         batch: int = BATCH,
     ) -> None:
-        self.names = parts_on_host(parts, states.fraction, copied)
+        self.names = parts_on_host(parts, states.optimizer_offload_fraction, copied)
         own = [part for part in parts if part.name in self.names]
         assert len({part.gradient.dtype for part in own}) <= 1, "rooms in a slot are of elements"
         assert len({part.weight.dtype for part in own if _is_rounded(part)}) <= 1

@@ -6,7 +6,17 @@ from typing import Final, Literal
 
 from megatron.flags.declare import flag, option_of, required, spelled, spells
 from megatron.flags.groups import Flags
-from megatron.flags.ranges import EPSILON, FACTOR, INTERVAL, MEMORY, SHARE, WEIGHT, Range, up_to
+from megatron.flags.ranges import (
+    EPSILON,
+    FACTOR,
+    INTERVAL,
+    MEMORY,
+    PROBABILITY,
+    SHARE,
+    WEIGHT,
+    Range,
+    up_to,
+)
 from megatron.flags.rules import notes, refuses
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
@@ -48,6 +58,7 @@ _WSD: Final = "--lr-decay-style WSD"
 _MUON: Final = "--optimizer muon"
 _SGD: Final = "--optimizer sgd"
 _NO_ADAM: Final = "--optimizer sgd or --skip-train"
+STATES: Final = "--optimizer-cpu-offload"
 _INCREASE: Final = "--weight-decay-incr-style linear or --weight-decay-incr-style cosine"
 
 
@@ -102,20 +113,26 @@ class LossScaleSettings:
 
 
 @dataclass(frozen=True)
-class HostStates:
-    """Masters and moments that are kept on the host, which updates them.
+class HostStateSettings:
+    """States of the optimizer on the host."""
 
-    Attributes:
-        fraction: share of the elements of the parameters, from 0 to 1.
-        overlap: whether gradients and weights are copied while the CPU updates.
-        pins_gradients: whether the host's memory for gradients is pinned.
-        pins_weights: whether the host's memory for weights is pinned.
-    """
-
-    fraction: float = 1.0
-    overlap: bool = False
-    pins_gradients: bool = True
-    pins_weights: bool = True
+    # fmt: off
+    optimizer_cpu_offload: bool = flag(False,
+        "Keep master weights and moments in the host's memory, and update them on the CPU.",
+        idle_with="--skip-train")
+    optimizer_offload_fraction: float = flag(1.0,
+        "Share of a rank's parameters whose states are on the host. Whole parameters are chosen, "
+        "so it may be a little more.", PROBABILITY, idle_without=STATES)
+    overlap: bool = spelled(False, spells("--overlap-cpu-optimizer-d2h-h2d", True,
+        "Copy gradients to the host and weights to the device while the CPU updates other "
+        "parameters.", idle_without=STATES))
+    pins_gradients: bool = spelled(True, spells("--no-pin-cpu-grads", False,
+        "Do not pin the host's memory for gradients. Copies then hold up the host, and are slower.",
+        idle_without=STATES))
+    pins_weights: bool = spelled(True, spells("--no-pin-cpu-params", False,
+        "Do not pin the host's memory for weights. Copies then hold up the host, and are slower.",
+        idle_without=STATES))
+    # fmt: on
 
 
 @dataclass(frozen=True)
@@ -252,3 +269,10 @@ def _idle_ends(flags: Flags) -> Iterator[str]:
                     f"{option_of(name)} {optimizer.weight_decay} changes nothing: it is the "
                     "constant --weight-decay"
                 )
+
+
+@notes
+def _no_share(flags: Flags) -> Iterator[str]:
+    own = flags[HostStateSettings]
+    if own.optimizer_cpu_offload and own.optimizer_offload_fraction == 0:
+        yield f"{STATES} changes nothing with --optimizer-offload-fraction 0"

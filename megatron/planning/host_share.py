@@ -62,7 +62,7 @@ def host_shares(
     if first != last:
         copied = frozenset((WORD_EMBEDDINGS,))
 
-    fraction = states.fraction
+    fraction = states.optimizer_offload_fraction
 
     def share(sizes: Sequence[tuple[str, int]]) -> HostShare:
         chosen = chosen_for_host(sizes, fraction, copied)

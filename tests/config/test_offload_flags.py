@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron.config.command_line import parse
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.gpus import GIB
@@ -90,7 +90,7 @@ def test_what_is_not_the_same_is_refused(flags: str, words: list[str]) -> None:
 def test_megatrons_flags_put_states_on_the_host() -> None:
     asked = [*RUN, "--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
     every = parse([*asked, "--use-torch-optimizer-for-cpu-offload", "--pin-cpu-grads"], 1)
-    assert every.train.host_states == HostStates(1.0, overlap=False)
+    assert every.train.host_states == HostStateSettings(optimizer_cpu_offload=True)
     assert sum("cpu" in note for note in every.notes) == 2
     some = parse(
         [
@@ -103,8 +103,8 @@ def test_megatrons_flags_put_states_on_the_host() -> None:
         ],
         1,
     )
-    assert some.train.host_states == HostStates(
-        0.5, overlap=True, pins_gradients=False, pins_weights=False
+    assert some.train.host_states == HostStateSettings(
+        True, 0.5, overlap=True, pins_gradients=False, pins_weights=False
     )
     assert sum("pinned" in note for note in some.notes) == 2
 

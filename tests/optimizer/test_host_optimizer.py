@@ -20,7 +20,7 @@ from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer, make_with_host
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
-from megatron.optimizer.settings import HostStates, OptimizerSettings
+from megatron.optimizer.settings import HostStateSettings, OptimizerSettings
 from megatron.parallel.lanes import InlineLane, Lane, Pending, ThreadLane
 
 CPU: Final = torch.device("cpu")
@@ -65,7 +65,7 @@ class Trained:
 
     def __init__(
         self,
-        states: HostStates | None = None,
+        states: HostStateSettings | None = None,
         lane: Callable[[], Lane] = InlineLane,
         config: OptimizerSettings = CONFIG,
         dtype: torch.dtype = torch.bfloat16,
@@ -117,7 +117,7 @@ def both(**how: Any) -> tuple[Trained, Trained]:
     """The same parameters with and without states on the host."""
     fraction = how.pop("fraction", 1.0)
     lane = how.pop("lane", LateLane)
-    return Trained(HostStates(fraction), lane, **how), Trained(**how)
+    return Trained(HostStateSettings(True, fraction), lane, **how), Trained(**how)
 
 
 @pytest.mark.parametrize("lane", [InlineLane, LateLane, lambda: ThreadLane("copies")])
@@ -212,7 +212,7 @@ def test_gradients_of_the_next_optimizer_travel_meanwhile(in_order: bool) -> Non
     """A sharded optimizer has one optimizer per bucket. In another order steps are right too."""
     ours, expected = Trained(), Trained()
     parts = list(map(ParameterPart.whole, ours.parameters))
-    link, lane = HostLink(parts, HostStates(), CPU, batch=BATCH), LateLane()
+    link, lane = HostLink(parts, HostStateSettings(), CPU, batch=BATCH), LateLane()
     link.out, link.back = lane, LateLane()
     kernels = kernels_for(CPU, torch.bfloat16)
     made = [
@@ -263,7 +263,7 @@ def test_faults_on_purpose_are_found(fault: Callable[[], Any], lane: Callable[[]
     expected = Trained()
     expected.step(0)
     with fault():
-        ours = Trained(HostStates(), lane)
+        ours = Trained(HostStateSettings(), lane)
         ours.step(0)
     with pytest.raises(AssertionError):
         assert_equal(ours.kept(), expected.kept())

@@ -12,7 +12,7 @@ from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
 from megatron.planning import host_room, must_fit
@@ -31,7 +31,7 @@ STATES, ACTIVATIONS = (1, 2, 3, 4), (40, 30, 20, 10)
 """Bytes of four pipeline ranks."""
 
 
-def config(host_memory: float | None = None, states: HostStates | None = None) -> RunConfig:
+def config(host_memory: float | None = None, states: HostStateSettings | None = None) -> RunConfig:
     """A GPT in bf16 on two ranks of one machine, whose activations wait on the host."""
     job = Job(GPTOptions(num_layers=4, vocab_size=64), microbatches=8, iterations=1)
     made = job.config(Layout(2, "vocab-2"), torch.bfloat16)
@@ -97,9 +97,13 @@ def test_limits_of_jobs_and_containers_count(
     assert machine_memory() == (whole if least is None else least)
 
 
-@pytest.mark.parametrize("states", [None, HostStates(0.5)], ids=["activations", "states too"])
+@pytest.mark.parametrize(
+    "states",
+    [None, HostStateSettings(True, 0.5)],
+    ids=["activations", "states too"],
+)
 def test_bytes_beyond_the_hosts_memory_are_refused_before_a_run(
-    states: HostStates | None, monkeypatch: pytest.MonkeyPatch
+    states: HostStateSettings | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of both ranks, in the run's own plan: of one microbatch they would be fewer."""
     own = config(states=states)

@@ -12,7 +12,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import BATCH, chosen_for_host, slot_elements
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.groups import single_rank
 from megatron.planning import must_fit
 from megatron.planning.forecast_run import RunForecast, forecast_run
@@ -26,11 +26,11 @@ from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.training.setup import build_train_state
 
 A100 = gpu("A100")
-HALF = HostStates(0.5)
+HALF = HostStateSettings(True, 0.5)
 
 
 def config(
-    states: HostStates | None, dtype: torch.dtype = torch.bfloat16, **parallel: Any
+    states: HostStateSettings | None, dtype: torch.dtype = torch.bfloat16, **parallel: Any
 ) -> RunConfig:
     """A GPT with two ranks, whose parameters are some thousand."""
     job = Job(GPTOptions(num_layers=4, vocab_size=64), microbatches=4, iterations=1)
@@ -42,7 +42,7 @@ def config(
     )
 
 
-def planned(states: HostStates | None, **parallel: Any) -> RunForecast:
+def planned(states: HostStateSettings | None, **parallel: Any) -> RunForecast:
     own = config(states, **parallel)
     return forecast_run(own, make_run_plan(own), A100)
 
@@ -114,7 +114,7 @@ def test_the_host_holds_what_is_counted(dtype: torch.dtype) -> None:
 
 
 def test_lanes_to_the_host_end_with_the_run() -> None:
-    own = config(HostStates(overlap=True))
+    own = config(HostStateSettings(overlap=True))
     own = replace(own, parallel=replace(own.parallel, pipeline_size=1, device="cpu", gpu=None))
     state = build_train_state(own, single_rank(torch.device("cpu")))
     state.close()

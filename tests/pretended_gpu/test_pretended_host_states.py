@@ -16,7 +16,7 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_optimizer import HostOptimizer
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 pytestmark = needs_pretended_gpus
@@ -24,7 +24,7 @@ pytestmark = needs_pretended_gpus
 JOB = Job(GPTOptions(num_layers=2, vocab_size=64), microbatches=3)
 
 
-def with_states(config: RunConfig, states: HostStates) -> RunConfig:
+def with_states(config: RunConfig, states: HostStateSettings) -> RunConfig:
     return replace(config, train=replace(config.train, host_states=states))
 
 
@@ -40,19 +40,19 @@ def run_without_waiting_for_weights(config: RunConfig, rank: int) -> Findings:
 @pytest.mark.parametrize(
     ("layout", "dtype", "states"),
     [
-        (Layout(2, "vocab-2"), torch.bfloat16, HostStates(overlap=True)),
-        full(Layout(2, "none"), torch.float32, HostStates(overlap=True)),
-        full(Layout(2, "vocab-2"), torch.bfloat16, HostStates(0.5)),
+        (Layout(2, "vocab-2"), torch.bfloat16, HostStateSettings(overlap=True)),
+        full(Layout(2, "none"), torch.float32, HostStateSettings(overlap=True)),
+        full(Layout(2, "vocab-2"), torch.bfloat16, HostStateSettings(True, 0.5)),
         full(
             Layout(2, "vocab-1", "zb-h1"),
             torch.bfloat16,
-            HostStates(overlap=True, pins_gradients=False, pins_weights=False),
+            HostStateSettings(overlap=True, pins_gradients=False, pins_weights=False),
         ),
     ],
     ids=str,
 )
 def test_copies_are_sound(
-    layout: Layout, dtype: torch.dtype, states: HostStates, gpus: GpuPool
+    layout: Layout, dtype: torch.dtype, states: HostStateSettings, gpus: GpuPool
 ) -> None:
     """Streams are ordered wherever weights and gradients are copied, and nothing grows."""
     config = with_states(JOB.config(layout, dtype), states)
@@ -60,7 +60,9 @@ def test_copies_are_sound(
 
 
 def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
-    config = with_states(JOB.config(Layout(1, "none"), torch.bfloat16), HostStates(overlap=True))
+    config = with_states(
+        JOB.config(Layout(1, "none"), torch.bfloat16), HostStateSettings(overlap=True)
+    )
     [found] = gpus.map(run_without_waiting_for_weights, config, ranks=1)
     assert any("which it does not wait for" in fault for fault in found.faults), found.faults
 
@@ -68,11 +70,15 @@ def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("states", "chunks"),
-    [(HostStates(overlap=True), None), (HostStates(), 1), (HostStates(0.5), 1)],
+    [
+        (HostStateSettings(overlap=True), None),
+        (HostStateSettings(), 1),
+        (HostStateSettings(True, 0.5), 1),
+    ],
     ids=str,
 )
 def test_memory_is_what_a_dry_run_says(
-    states: HostStates, chunks: int | None, gpus: GpuPool
+    states: HostStateSettings, chunks: int | None, gpus: GpuPool
 ) -> None:
     """On the GPU and on its host: masters, moments, slots; activations beside them."""
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=2)
@@ -94,7 +100,7 @@ def test_memory_of_half_the_shards_is_what_a_dry_run_says(
     layout = Layout(1, "none", replicas=2, sharded=True, bucket_size=20_000_000)
     config = paper_config(layout, 8_000, layers=1, sequence=512)
     config = replace(moving(config, None), train=replace(config.train, dtype=dtype))
-    own = memory(with_states(config, HostStates(0.5)), gpus)
+    own = memory(with_states(config, HostStateSettings(True, 0.5)), gpus)
     assert all("the host waits" in fault for fault in own.faults), own.faults
     assert max(own.allocated) == pytest.approx(own.predicted[0], rel=ALLOCATED_WITHIN)
     assert max(own.host) == pytest.approx(own.host_predicted[0], rel=0.01)

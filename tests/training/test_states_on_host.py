@@ -14,7 +14,7 @@ from training.test_precision_checkpoints import SCALE, prepared
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.run_config import RunConfig
-from megatron.optimizer.settings import HostStates
+from megatron.optimizer.settings import HostStateSettings
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,23 @@ class Halves:
 
     layout: Layout
     dtype: torch.dtype
-    before: HostStates | None
-    after: HostStates | None
+    before: HostStateSettings | None
+    after: HostStateSettings | None
     optimizer: dict[str, Any]
 
     def __str__(self) -> str:
-        shares = [0.0 if own is None else own.fraction for own in (self.before, self.after)]
+        shares = [
+            0.0 if own is None else own.optimizer_offload_fraction
+            for own in (self.before, self.after)
+        ]
         options = "-".join(self.optimizer)
         return f"{self.layout}-{self.dtype}-{shares[0]}-{shares[1]}-{options}"
 
 
-HALF, ALL = HostStates(0.5), HostStates(1.0, overlap=True)
+HALF, ALL = (
+    HostStateSettings(True, 0.5),
+    HostStateSettings(True, 1.0, overlap=True),
+)
 SHARDED = replace(Layout(2, "vocab-2", replicas=2, sharded=True), bucket_size=3000)
 
 CASES = [
@@ -56,7 +62,7 @@ CASES = [
 
 
 def ran(
-    ranks: RankPool, config: RunConfig, states: HostStates | None, **checkpoint: Any
+    ranks: RankPool, config: RunConfig, states: HostStateSettings | None, **checkpoint: Any
 ) -> list[Ended]:
     exit_interval = 3 if "save" in checkpoint else None
     config = replace(

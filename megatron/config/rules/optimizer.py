@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import is_mixture
+from megatron.config.offload_states import host_states
 from megatron.config.optimizer import RateSpanFlags, learning_rate_spans
 from megatron.config.optimizer_kind import (
     ADAMW,
@@ -21,7 +22,7 @@ from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.newton_schulz import coefficients
-from megatron.optimizer.settings import MuonSettings, OptimizerSettings
+from megatron.optimizer.settings import STATES, HostStateSettings, MuonSettings, OptimizerSettings
 
 
 @refuses
@@ -195,3 +196,25 @@ def _predicted_without_products(flags: Flags) -> Iterator[str]:
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
             "moves: its products are not counted"
         )
+
+
+@refuses
+def _muon_on_the_host(flags: Flags) -> Iterator[str]:
+    if host_states(flags) is not None and flags[OptimizerSettings].optimizer == "muon":
+        yield (
+            f"{STATES} beside --optimizer muon: the matrix products of Muon's updates would run on "
+            "the CPU; take --optimizer adam or sgd, or leave it out"
+        )
+
+
+@notes_in("real")
+def _unpinned(flags: Flags) -> Iterator[str]:
+    own = flags[HostStateSettings]
+    if host_states(flags) is None or on_cuda(flags):
+        return
+    for name, pins in (
+        ("--no-pin-cpu-grads", own.pins_gradients),
+        ("--no-pin-cpu-params", own.pins_weights),
+    ):
+        if not pins:
+            yield f"{name} changes nothing: only memory that a GPU copies from or to is pinned"
