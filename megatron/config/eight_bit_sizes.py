@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from megatron.config.eight_bits import FORMAT, EightBitFlags, asks_for_engine
+from megatron.config.eight_bits import asks_for_engine
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
 from megatron.kernels.eight_bits import MULTIPLE
-from megatron.layers.eight_bit_config import BLOCKS
+from megatron.layers.eight_bit_settings import BLOCKS, FORMAT, EightBitSettings
 from megatron.layers.settings import LatentAttentionSettings
 from megatron.model.settings import ShapeSettings
 
@@ -27,10 +27,10 @@ def fault_of_tokens(flags: Flags, length: int, named: str) -> Iterator[str]:
         length: tokens of a sample that a pass has, if context-parallel ranks do not share them.
         named: that length in words.
     """
-    own, samples = flags[EightBitFlags], flags[TrainFlags].micro_batch_size
+    own, samples = flags[EightBitSettings], flags[TrainFlags].micro_batch_size
     if own.fp8_format is None or samples is None:
         return
-    if own.no_fp8_wgrad and not asks_for_engine(flags):
+    if own.wide_weight_gradients and not asks_for_engine(flags):
         return
     products, multiple = products_of(flags)
     tokens, shared = _shared(flags, samples * length)
@@ -65,7 +65,7 @@ def products_of(flags: Flags) -> tuple[str, int]:
 
     With ``blockwise`` blocks at an edge may be smaller; DeepSeek-V3 has a layer of 576 outputs.
     """
-    recipe = flags[EightBitFlags].fp8_recipe
+    recipe = flags[EightBitSettings].fp8_recipe
     if recipe == "mxfp8":
         return f"products with --fp8-recipe {recipe}", BLOCKS[recipe]
     return "products in 8 bits", MULTIPLE

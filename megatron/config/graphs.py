@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import is_mixture
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.pairs import hides_collectives
@@ -20,6 +19,7 @@ from megatron.data.settings import DocumentSettings
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.settings import AttentionSettings
 from megatron.model.settings import BlockSettings, FurtherTokensSettings
 
@@ -71,7 +71,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
     if flags[FurtherTokensSettings].mtp_num_layers:
         yield "--mtp-num-layers makes the last stage read further embeddings"
-    if flags[EightBitFlags].fp8_format is not None:
+    if flags[EightBitSettings].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
     if flags[SliceFlags].num_seq_splits > 1:
         yield "--num-seq-splits makes attention of every slice see another number of keys"

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from megatron.config.eight_bits import EightBitFlags
 from megatron.config.experts import is_mixture
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.kernels.settings import GroupedProductSettings
+from megatron.layers.eight_bit_settings import EightBitSettings
 
 GROUPED: Final = "--moe-grouped-products"
 """The flag that says what multiplies experts."""
@@ -22,4 +22,4 @@ def grouped_package(flags: Flags) -> PackageName | None:
 
 def in_eight_bits(flags: Flags) -> bool:
     """Return whether layers multiply in 8 bits."""
-    return flags[EightBitFlags].fp8_format is not None
+    return flags[EightBitSettings].fp8_format is not None

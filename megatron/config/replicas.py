@@ -10,7 +10,6 @@ import torch
 
 from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.eight_bits import GATHER, EightBitFlags
 from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.precision import NARROW_SUMS, PrecisionFlags
@@ -19,6 +18,7 @@ from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, options_of
 from megatron.flags.ranges import COUNT, up_to
 from megatron.flags.rules import notes, refuses
+from megatron.layers.eight_bit_settings import GATHER, EightBitSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
@@ -111,7 +111,7 @@ def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
 
 
 def _asks_for_eight_bits(flags: Flags) -> bool:
-    own = flags[EightBitFlags]
+    own = flags[EightBitSettings]
     return own.fp8_format is not None and own.fp8_param_gather
 
 
@@ -209,7 +209,7 @@ def _gathering(flags: Flags) -> Iterator[str]:
                 "add --use-distributed-optimizer, or leave it out"
             )
     validates_later = flags[OptimizerSettings].post_validation
-    if asked[GATHER] and validates_later and flags[EightBitFlags].fp8_recipe == "delayed":
+    if asked[GATHER] and validates_later and flags[EightBitSettings].fp8_recipe == "delayed":
         yield (
             f"{GATHER} with --fp8-recipe delayed does not go with "
             "--enable-optimizer-post-validation: scales change also if no step is taken, and then "

@@ -13,7 +13,7 @@ from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.checkpoint import checkpoints_of
 from megatron.config.corpora import corpora_of, sets_to_evaluate
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.eight_bits import eight_bits_of
 from megatron.config.experts import upcycling_of
 from megatron.config.graphs import captures_passes, could_capture
 from megatron.config.grouped_products import grouped_package
@@ -176,7 +176,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         recomputation=recomputation_of(given[RecomputeFlags]),
         captures_passes=captures_passes(given),
         could_capture=could_capture(given),
-        eight_bits=eight_bit_config(given[EightBitFlags], by_engine=engine_multiplies(given)),
+        eight_bits=eight_bits_of(given),
         grouped_package=grouped_package(given),
         host_states=host_states(given),
         calculate_per_token_loss=(

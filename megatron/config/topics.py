@@ -5,7 +5,6 @@ from typing import Final
 from megatron.checkpoint.settings import CheckpointSettings, UpcyclingSettings
 from megatron.config.cluster import ClusterFlags
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.eight_bits import EightBitFlags
 from megatron.config.graphs import GraphFlags
 from megatron.config.guard import GuardSettings
 from megatron.config.log import LogSettings
@@ -24,6 +23,7 @@ from megatron.data.settings import CorpusSettings, DataSettings, DocumentSetting
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
 from megatron.kernels.settings import GroupedProductSettings
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.settings import (
     HostStateSettings,
     LossScaleSettings,
@@ -45,7 +45,7 @@ GROUPS: Final = (
     TrainFlags,
     PrecisionFlags,
     LossScaleSettings,
-    EightBitFlags,
+    EightBitSettings,
     RecomputeFlags,
     OffloadFlags,
     GraphFlags,

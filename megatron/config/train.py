@@ -15,7 +15,7 @@ from megatron.flags.groups import Flags, faults_of
 from megatron.flags.ranges import COUNT, INTERVAL, SAMPLES, SAMPLES_OR_NONE, SEED, WIDTH, Range
 from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.settings import HostStateSettings, Precision
 
@@ -174,7 +174,7 @@ class TrainConfig:
     gradient_dtype: torch.dtype = torch.float32
     fp32_precision: Precision = "highest"
     wide_stream: bool = False
-    eight_bits: EightBitConfig | None = None
+    eight_bits: EightBitSettings | None = None
     grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
     host_states: HostStateSettings | None = None

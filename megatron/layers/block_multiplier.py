@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.face import Kernels
-from megatron.layers.eight_bit_config import Format, types_of
+from megatron.layers.eight_bit_settings import Format, types_of
 from megatron.layers.eight_bits import Ends, Layouts, Multiplier
 from megatron.layers.products import Kept, rows
 from megatron.layers.scales import WEIGHT, Role

@@ -21,7 +21,7 @@ from megatron.kernels.cuda.transformer_engine import (
     columns_of,
     rounded,
 )
-from megatron.layers.eight_bit_config import BLOCKS, Format, Recipe, types_of
+from megatron.layers.eight_bit_settings import BLOCKS, Format, Recipe, types_of
 from megatron.layers.eight_bits import Ends, Layouts, Multiplier
 from megatron.layers.products import FormsNorm, Kept, Normed, rows
 from megatron.layers.scales import INPUT, WEIGHT, Role, Scaling

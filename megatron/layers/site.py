@@ -14,7 +14,7 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
 from megatron.kernels.grouped import GroupedKernels
 from megatron.kernels.wide_norms import WideNorms
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.experts import ExpertParallel
@@ -54,7 +54,7 @@ class Site:
     data: ConnectedAxis = NO_REPLICAS
     recomputation: Recomputation = NO_RECOMPUTATION
     wide_stream: bool = False
-    eight_bits: EightBitConfig | None = None
+    eight_bits: EightBitSettings | None = None
     given_kernels: Kernels | None = None
     grouped_package: GroupedKernels | None = None
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier
-from megatron.layers.eight_bit_config import BLOCKS, GATHERED, EightBitConfig, types_of
+from megatron.layers.eight_bit_settings import BLOCKS, GATHERED, EightBitSettings, types_of
 from megatron.layers.eight_bits import ByMultiplier, EightBitProducts, Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
@@ -52,14 +52,14 @@ class EightBitLayers:
 
     def __init__(
         self,
-        config: EightBitConfig,
+        config: EightBitSettings,
         layers: Iterable[tuple[str, EightBitLayer]],
         site: Site,
     ) -> None:
         named = dict(layers)
         self._config, self._site = config, site
         self.delayed: DelayedScales | None = None
-        if config.recipe == "delayed":
+        if config.fp8_recipe == "delayed":
             self.delayed = DelayedScales(
                 tuple(named),
                 types_of(config.form),
@@ -70,13 +70,15 @@ class EightBitLayers:
                     for name, layer in named.items()
                     if isinstance(layer, GroupedLinear)
                 },
-                length=config.history,
-                takes_largest=config.takes_largest,
-                margin=config.margin,
+                length=config.fp8_amax_history_len,
+                takes_largest=config.fp8_amax_compute_algo == "max",
+                margin=config.fp8_margin,
             )
         self._engine = load_transformer_engine() if config.transformer_engine else None
         if self._engine is not None:
-            _LOG.info("%s in 8 bits: Transformer Engine %s", config.recipe, self._engine.version)
+            _LOG.info(
+                "%s in 8 bits: Transformer Engine %s", config.fp8_recipe, self._engine.version
+            )
         self._layers = named
         self._products = {name: self._in_eight_bits(name, layer) for name, layer in named.items()}
 
@@ -113,9 +115,9 @@ class EightBitLayers:
         found: Multiplier[Any]
         if self._engine is not None:
             found = EngineMultiplier(
-                self._engine, site.dtype, config.form, config.recipe, site.device, delayed
+                self._engine, site.dtype, config.form, config.fp8_recipe, site.device, delayed
             )
-        elif config.recipe in BLOCKS:
+        elif config.fp8_recipe in BLOCKS:
             found = BlockMultiplier(site.kernels, site.dtype, config.form)
         else:
             scaling = delayed or OwnScales(site.kernels)
@@ -129,7 +131,7 @@ class EightBitLayers:
         config, site = self._config, self._site
         delayed = self._delayed_of(name)
         found: Multiplier[Any]
-        if config.recipe in BLOCKS:
+        if config.fp8_recipe in BLOCKS:
             found = GroupedBlockMultiplier(site.kernels, site.dtype, config.form)
         else:
             scaling, matrices = delayed or OwnScales(site.kernels), layer.matrices(layer.weight)
@@ -151,9 +153,9 @@ class EightBitLayers:
 
         The recipe must be one of ``GATHERED``, and the kernels must form the products.
         """
-        assert self._config.recipe in GATHERED, "columns are not those of rows"
+        assert self._config.fp8_recipe in GATHERED, "columns are not those of rows"
         assert self._engine is None, "Transformer Engine has its own tensors of 8 bits"
-        in_squares, dtype = self._config.recipe in BLOCKS, types_of(self._config.form)[WEIGHT]
+        in_squares, dtype = self._config.fp8_recipe in BLOCKS, types_of(self._config.form)[WEIGHT]
         found = {}
         for name, layer in self._layers.items():
             matrices = layer.experts if isinstance(layer, GroupedLinear) else 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.layers.dropout import dropout
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
 from megatron.layers.gathered_weight import GatheredWeight
 from megatron.layers.rope import RotaryEmbedding, Rotation
@@ -117,7 +117,7 @@ class RankModel(nn.Module):
             self.eight_bits = EightBitLayers(site.eight_bits, layers, site)
 
     def _layers_in_eight_bits(
-        self, eight_bits: EightBitConfig
+        self, eight_bits: EightBitSettings
     ) -> Iterator[tuple[str, EightBitLayer]]:
         """Yield the linear layers of this rank that multiply in 8 bits."""
         for chunk in range(len(self.chunks)):

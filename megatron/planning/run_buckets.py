@@ -12,7 +12,7 @@ import torch
 
 from megatron.config.parallel_config import ParallelConfig
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
 from megatron.model.placement import Placement
@@ -101,7 +101,7 @@ class _Asked:
     role: Hashable
     model: ModelSettings
     dtype: torch.dtype
-    eight_bits: EightBitConfig | None
+    eight_bits: EightBitSettings | None
     tensor_size: int
     sequence_parallel: bool
     experts: tuple[tuple[int, ...], ...] | None

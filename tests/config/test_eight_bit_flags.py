@@ -5,10 +5,10 @@ import torch
 from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
-from megatron.config.eight_bits import EightBitFlags, eight_bit_config, engine_multiplies
+from megatron.config.eight_bits import eight_bits_of, engine_multiplies
 from megatron.config.replicas import replica_config
 from megatron.config.run_config import resolve
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 
 MOCK = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 "
@@ -16,7 +16,7 @@ MOCK = (
 )
 
 
-def made(flags: str) -> EightBitConfig | None:
+def made(flags: str) -> EightBitSettings | None:
     found = read(f"{MOCK} --device cpu {flags}".split(), world_size=1)
     assert not found.mistakes
     return resolve(found.flags).train.eight_bits
@@ -34,24 +34,34 @@ def notes(flags: str) -> list[str]:
     ("flags", "expected"),
     [
         ("", None),
-        ("--fp8-format hybrid", EightBitConfig()),
+        ("--fp8-format hybrid", EightBitSettings("hybrid")),
         (
             "--fp8-format e4m3 --fp8-recipe tensorwise --no-fp8-wgrad",
-            EightBitConfig("e4m3", "tensorwise", wide_weight_gradients=True),
+            EightBitSettings("e4m3", "tensorwise", wide_weight_gradients=True),
         ),
         (
             "--fp8-hybrid --fp8-margin 1 --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
-            EightBitConfig(margin=1, history=16, takes_largest=True),
+            EightBitSettings(
+                "hybrid", fp8_margin=1, fp8_amax_history_len=16, fp8_amax_compute_algo="max"
+            ),
         ),
         (
             "--fp8 e4m3 --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
-            EightBitConfig("e4m3", wide_first=1, wide_last=2),
+            EightBitSettings(
+                "e4m3",
+                first_last_layers_bf16=True,
+                num_layers_at_start_in_bf16=1,
+                num_layers_at_end_in_bf16=2,
+            ),
         ),
-        ("--fp8-format hybrid --num-layers-at-end-in-bf16 2", EightBitConfig()),
-        ("--fp8-format hybrid --transformer-impl local", EightBitConfig()),
+        (
+            "--fp8-format hybrid --num-layers-at-end-in-bf16 2",
+            EightBitSettings("hybrid", num_layers_at_end_in_bf16=2),
+        ),
+        ("--fp8-format hybrid --transformer-impl local", EightBitSettings("hybrid")),
     ],
 )
-def test_what_is_asked_for(flags: str, expected: EightBitConfig | None) -> None:
+def test_what_is_asked_for(flags: str, expected: EightBitSettings | None) -> None:
     assert made(f"--bf16 {flags}") == expected
 
 
@@ -166,11 +176,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_transformer_engine_is_taken_where_it_is(recipe: str) -> None:
     with installed():
         found = read(f"{MOCK} {SIZES} {PACKAGE} --fp8-recipe {recipe}".split(), world_size=1)
-        by_engine = engine_multiplies(found.flags)
+        made = eight_bits_of(found.flags)
     assert not found.mistakes
-    made = eight_bit_config(found.flags[EightBitFlags], by_engine=by_engine)
     assert made is not None
-    assert (made.recipe, made.transformer_engine) == (recipe, True)
+    assert (made.fp8_recipe, made.transformer_engine) == (recipe, True)
 
 
 @pytest.mark.usefixtures("gpu")

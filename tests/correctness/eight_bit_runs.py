@@ -8,7 +8,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 
 LLAMA: Final = GPTOptions(
     num_layers=4,
@@ -29,7 +29,7 @@ LLAMA: Final = GPTOptions(
 def config_of(
     job: Job,
     layout: Layout,
-    eight_bits: EightBitConfig | None,
+    eight_bits: EightBitSettings | None,
     dtype: torch.dtype = torch.float32,
 ) -> RunConfig:
     """Return the configuration of a job whose layers multiply in 8 bits; ``None``: they do not."""

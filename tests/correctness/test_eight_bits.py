@@ -25,15 +25,15 @@ from reference.plain_loss import loss_and_gradients
 from torch import Tensor
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe
+from megatron.layers.eight_bit_settings import EightBitSettings, Format, Recipe
 from megatron.layers.recompute import Recomputation
 from megatron.layers.scales import WEIGHT, DelayedScales
 from megatron.model import eight_bits
 
 JOB = Job(LLAMA, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
-TENSORWISE = EightBitConfig(recipe="tensorwise")
-DELAYED = EightBitConfig(history=3, takes_largest=True)
-BLOCKWISE = EightBitConfig(recipe="blockwise")
+TENSORWISE = EightBitSettings("hybrid", "tensorwise")
+DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=3, fp8_amax_compute_algo="max")
+BLOCKWISE = EightBitSettings("hybrid", "blockwise")
 FULL = Recomputation(group=1)
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 ACTIVE = Recomputation(parts=frozenset({"layernorm", "mlp_act"}))
@@ -109,7 +109,7 @@ def test_gradients_are_those_of_rounded_factors(
     results = ranks.run(
         gradients_on_rank,
         layout.ranks,
-        config=config_of(job, layout, EightBitConfig(form, recipe)),
+        config=config_of(job, layout, EightBitSettings(form, recipe)),
         parameters=parameters,
         batch=batch,
     )
@@ -138,7 +138,7 @@ RECIPES = pytest.mark.parametrize(
 
 @RECIPES
 def test_schedules_and_recomputation_change_no_bit(
-    eight_bits: EightBitConfig, ranks: RankPool
+    eight_bits: EightBitSettings, ranks: RankPool
 ) -> None:
     whole = outcome(trained(ranks, config_of(JOB, Layout(1, "none"), eight_bits)))
     for layout in (
@@ -161,7 +161,7 @@ EXPERTS_ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 
 @RECIPES
 def test_schedules_change_no_bit_of_latent_attention(
-    eight_bits: EightBitConfig, ranks: RankPool
+    eight_bits: EightBitSettings, ranks: RankPool
 ) -> None:
     """Nor does recomputation."""
     job = replace(JOB, options=replace(LATENT, num_layers=4), iterations=3)
@@ -176,7 +176,9 @@ def test_schedules_change_no_bit_of_latent_attention(
 
 
 @RECIPES
-def test_schedules_change_no_bit_of_a_mixture(eight_bits: EightBitConfig, ranks: RankPool) -> None:
+def test_schedules_change_no_bit_of_a_mixture(
+    eight_bits: EightBitSettings, ranks: RankPool
+) -> None:
     """Nor does recomputation."""
     whole = outcome(trained(ranks, config_of(TEN, Layout(1, "none"), eight_bits), TEN))
     for layout in (
@@ -213,7 +215,7 @@ def train_with_known_scales(
 
 
 def trained_with_known_scales(
-    ranks: RankPool, layout: Layout, eight_bits: EightBitConfig, job: Job, *, seed: int = 0
+    ranks: RankPool, layout: Layout, eight_bits: EightBitSettings, job: Job, *, seed: int = 0
 ) -> tuple[RankRun, dict[str, Tensor]]:
     """The first rank's run and scales; all ranks have the same."""
     found: list[tuple[RankRun, dict[str, Tensor]]] = ranks.run(
@@ -336,7 +338,7 @@ def test_slices_have_the_gradients_and_the_scales_of_whole_microbatches(ranks: R
         pytest.param(DELAYED, id="delayed"),
     ],
 )
-def test_steps_on_a_guess_change_no_bit(eight_bits: EightBitConfig, ranks: RankPool) -> None:
+def test_steps_on_a_guess_change_no_bit(eight_bits: EightBitSettings, ranks: RankPool) -> None:
     """Iterations that are given up leave no trace in weights of 8 bits or in scales."""
     config = config_of(JOB, Layout(2, "none", "zb-h1"), eight_bits)
     guessing = replace(config, optimizer=replace(config.optimizer, post_validation=True))

@@ -15,7 +15,7 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.eight_bits import ByMultiplier
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
@@ -28,16 +28,18 @@ GPT = replace(LLAMA, num_layers=2, ffn_hidden_size=208, kv_channels=48)
 MIXTURE = replace(GPT, num_experts=4, moe_ffn_hidden_size=144, moe_router_topk=2)
 MODELS: Final = {"gpt": GPT, "deep": replace(GPT, num_layers=4), "mixture": MIXTURE}
 JOB = Job(GPT, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=4, sequence=16)
-BLOCKWISE = EightBitConfig("e4m3", "blockwise")
-TENSORWISE = EightBitConfig("hybrid", "tensorwise")
-DELAYED = EightBitConfig("hybrid", "delayed", history=2, takes_largest=True, margin=1)
-WIDE = EightBitConfig("hybrid", "tensorwise", wide_weight_gradients=True)
+BLOCKWISE = EightBitSettings("e4m3", "blockwise")
+TENSORWISE = EightBitSettings("hybrid", "tensorwise")
+DELAYED = EightBitSettings(
+    "hybrid", "delayed", fp8_amax_history_len=2, fp8_amax_compute_algo="max", fp8_margin=1
+)
+WIDE = EightBitSettings("hybrid", "tensorwise", wide_weight_gradients=True)
 D2 = Layout(1, "none", replicas=2, sharded=True)
 D2_P2 = Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True, overlap=True)
 
 
 def telling_config_of(
-    layout: Layout, eight_bits: EightBitConfig, job: Job, dtype: torch.dtype
+    layout: Layout, eight_bits: EightBitSettings, job: Job, dtype: torch.dtype
 ) -> RunConfig:
     """Return the configuration of a run in 8 bits that tells the norm of its parameters."""
     config = config_of(job, layout, eight_bits, dtype)
@@ -119,14 +121,19 @@ def check_that_values_are_those_without(ranks: RankPool, config: RunConfig, job:
         full(replace(D2, experts=2), BLOCKWISE, "mixture", torch.bfloat16),
         full(Layout(1, "none", context=2, sharded=True), BLOCKWISE, "gpt", torch.float32),
         full(replace(D2, tensor=2, sequence=True), BLOCKWISE, "gpt", torch.bfloat16),
-        full(replace(D2, replicas=4), replace(BLOCKWISE, wide_last=1), "gpt", torch.bfloat16),
+        full(
+            replace(D2, replicas=4),
+            replace(BLOCKWISE, first_last_layers_bf16=True, num_layers_at_start_in_bf16=0),
+            "gpt",
+            torch.bfloat16,
+        ),
         (replace(D2, overlap=True), BLOCKWISE, "mixture", torch.bfloat16),
         (replace(D2_P2, experts=2, dispatcher="alltoall"), TENSORWISE, "mixture", torch.bfloat16),
     ],
     ids=str,
 )
 def test_values_are_those_without(
-    layout: Layout, eight_bits: EightBitConfig, model: str, dtype: torch.dtype, ranks: RankPool
+    layout: Layout, eight_bits: EightBitSettings, model: str, dtype: torch.dtype, ranks: RankPool
 ) -> None:
     job = replace(JOB, options=MODELS[model])
     check_that_values_are_those_without(
@@ -179,7 +186,7 @@ def train_past_infinity(
 
 def test_weights_are_rounded_anew_although_no_step_was_taken(ranks: RankPool) -> None:
     """The second iteration's step has changed the largest weights, and so the fourth's scales."""
-    eight_bits = replace(DELAYED, history=1, takes_largest=False)
+    eight_bits = replace(DELAYED, fp8_amax_history_len=1, fp8_amax_compute_algo="most_recent")
     config = telling_config_of(D2, eight_bits, JOB, torch.float32)  # bf16 rounds small steps off
     both = []
     for own in (config, gathering_eight_bits(config)):
@@ -208,7 +215,7 @@ def places_on_rank(rank: int, world_size: int, *, config: RunConfig) -> list[int
 
 @pytest.mark.parametrize("eight_bits", [BLOCKWISE, TENSORWISE], ids=["blockwise", "tensorwise"])
 def test_bits_and_worths_are_where_cublas_reads_them(
-    eight_bits: EightBitConfig, ranks: RankPool
+    eight_bits: EightBitSettings, ranks: RankPool
 ) -> None:
     config = gathering_eight_bits(telling_config_of(D2, eight_bits, JOB, torch.bfloat16))
     for places in ranks.run(places_on_rank, 2, config=config):

@@ -15,11 +15,11 @@ from reference.plain_loss import RandomMicrobatch
 
 from megatron.checkpoint.settings import UpcyclingSettings
 from megatron.config.command_line import parse
-from megatron.config.eight_bits import EightBitFlags
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.flags.groups import declarations
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
 
@@ -28,7 +28,7 @@ _GROUPS: Final = (
     UpcyclingSettings,
     ExpertRankSettings,
     PrecisionFlags,
-    EightBitFlags,
+    EightBitSettings,
     OptimizerSettings,
     MuonSettings,
     LossScaleSettings,

@@ -22,7 +22,7 @@ from reference.plain_eight_bits import linear_of
 from reference.plain_loss import loss_and_gradients
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig, Recipe
+from megatron.layers.eight_bit_settings import EightBitSettings, Recipe
 from megatron.layers.recompute import Recomputation
 
 WIDE = replace(LLAMA, num_layers=2, ffn_hidden_size=192)
@@ -39,7 +39,7 @@ PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 
 def config_of(layout: Layout, recipe: Recipe, *, by_package: bool = True) -> RunConfig:
     config = JOB.config(layout, torch.float32)
-    eight_bits = EightBitConfig(recipe=recipe, transformer_engine=by_package)
+    eight_bits = EightBitSettings("hybrid", recipe, transformer_engine=by_package)
     return replace(config, train=replace(config.train, eight_bits=eight_bits))
 
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.block_multiplier import BlockMultiplier
-from megatron.layers.eight_bit_config import Format
+from megatron.layers.eight_bit_settings import Format
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.linear import Linear, Way

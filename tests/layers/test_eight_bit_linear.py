@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from megatron.kernels.eight_bits import EightBits
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bit_config import Format, types_of
+from megatron.layers.eight_bit_settings import Format, types_of
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.linear import Linear

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
-from megatron.layers.eight_bit_config import Format, Recipe, types_of
+from megatron.layers.eight_bit_settings import Format, Recipe, types_of
 from megatron.layers.eight_bits import EightBitProducts, Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier, Rounded
 from megatron.layers.kernel_multiplier import KernelMultiplier

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import CUDNN_NORMS, load_transformer_engine
 from megatron.kernels.reference.kernels import ReferenceKernels
-from megatron.layers.eight_bit_config import types_of
+from megatron.layers.eight_bit_settings import types_of
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.engine_multiplier import EngineMultiplier, Rounded
 from megatron.layers.linear import FactoredInput

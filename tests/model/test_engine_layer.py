@@ -11,7 +11,7 @@ from kernels.engine_stand_in import installed, layernorm_fwd, rmsnorm_fwd
 from model.test_transformer_layer import CPU, GPT, LLAMA
 from torch import Tensor
 
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import main_grad_of
@@ -72,7 +72,7 @@ def train(
     owned = [OptimizedParameter.of(each) for each in owned_by(layer, "", ALONE)]
     Bucket(owned, site.kernels)
     narrow = EightBitLayers(
-        EightBitConfig(transformer_engine=True),
+        EightBitSettings("hybrid", transformer_engine=True),
         linear_layers(layer, "") if is_narrow else (),
         site,
     )

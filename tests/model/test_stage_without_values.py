@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.documents import Documents
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.site import Site
@@ -128,7 +128,7 @@ def test_a_long_row_of_an_rms_norm_is_one_kernel_of_a_gpu() -> None:
 )
 @pytest.mark.parametrize("eight_bits", [False, True])
 def test_layers_are_computed_again(recomputation: Recomputation, eight_bits: bool) -> None:
-    options = EightBitConfig() if eight_bits else None
+    options = EightBitSettings("hybrid") if eight_bits else None
     kept, _ = run(model_of(LLAMA, eight_bits=options))
     again, _ = run(model_of(LLAMA, recomputation, eight_bits=options))
     assert len(again) > len(kept)
@@ -143,7 +143,9 @@ def test_a_wide_stream_is_fp32() -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_products_in_8_bits(recipe: Any, wide: bool) -> None:
-    model = model_of(LLAMA, eight_bits=EightBitConfig(recipe=recipe, wide_weight_gradients=wide))
+    model = model_of(
+        LLAMA, eight_bits=EightBitSettings("hybrid", recipe, wide_weight_gradients=wide)
+    )
     first, _ = run(model)
     products = LLAMA.num_layers * 4 * (2 if wide else 3)
     assert first.count("megatron_kernels::eight_bit_product") == products

@@ -22,7 +22,7 @@ from megatron.config.dry_run import DryRunSettings
 from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.flags.words import split
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.dry_run import dry_run
@@ -176,7 +176,7 @@ def test_a_run_is_checked_by_runs_of_its_class() -> None:
 def test_the_speed_of_products_in_8_bits_is_that_of_the_gpu() -> None:
     """An A100 has no tensor cores for 8 bits, so a dry run of it promises nothing by them."""
     run = few(config(1, "none"))
-    narrow = replace(run, train=replace(run.train, eight_bits=EightBitConfig("hybrid")))
+    narrow = replace(run, train=replace(run.train, eight_bits=EightBitSettings("hybrid")))
     for name, words in (
         ("A100", "A100 has no tensor cores for 8 bits, and a run on it is refused"),
         ("H100", "cuBLAS's products in 8 bits are taken for 1.7 times as fast"),

@@ -11,7 +11,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.parallel.groups import make_groups
 from megatron.planning.run_buckets import run_buckets
 from megatron.planning.run_plan import make_run_plan
@@ -62,7 +62,7 @@ def test_weights_that_are_gathered_in_8_bits_have_half_a_share(ranks: "RankPool"
     config = replace(
         config,
         parallel=replace(config.parallel, replicas=replicas),
-        train=replace(config.train, eight_bits=EightBitConfig(recipe="blockwise")),
+        train=replace(config.train, eight_bits=EightBitSettings("hybrid", "blockwise")),
     )
     found = run_buckets(config, make_run_plan(config))
     for rank, program, held, padded in ranks.run(started, layout.world_size, config=config):

@@ -20,7 +20,7 @@ from megatron.kernels.counted import counted_kernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions
 from megatron.layers.dropout import DropoutSeeds
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.patterns import LayerPattern
@@ -135,9 +135,11 @@ CASES: Final = {
     ),
     "gpt-oss": Case(GPT_OSS),
     "gpt-oss in fp32": Case(GPT_OSS, torch.float32),
-    "8 bits": Case(LLAMA, options={"eight_bits": EightBitConfig()}),
-    "mixture in 8 bits": Case(MIXTURE, options={"eight_bits": EightBitConfig()}),
-    "8 bits by tensors": Case(GPT, options={"eight_bits": EightBitConfig(recipe="tensorwise")}),
+    "8 bits": Case(LLAMA, options={"eight_bits": EightBitSettings("hybrid")}),
+    "mixture in 8 bits": Case(MIXTURE, options={"eight_bits": EightBitSettings("hybrid")}),
+    "8 bits by tensors": Case(
+        GPT, options={"eight_bits": EightBitSettings("hybrid", "tensorwise")}
+    ),
 }
 
 

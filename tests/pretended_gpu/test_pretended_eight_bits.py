@@ -18,13 +18,16 @@ from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
-DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
+DELAYED, TENSORWISE = (
+    EightBitSettings("hybrid", fp8_amax_history_len=4),
+    EightBitSettings("e4m3", "tensorwise"),
+)
 WIDE = replace(DELAYED, wide_weight_gradients=True)
-BLOCKWISE = EightBitConfig(form="e4m3", recipe="blockwise")
+BLOCKWISE = EightBitSettings("e4m3", "blockwise")
 ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 LLAMA: dict[str, Any] = {
     "normalization": "RMSNorm",
@@ -45,7 +48,7 @@ def run(config: RunConfig, rank: int) -> Findings:
 
 def in_eight_bits(
     config: RunConfig,
-    eight_bits: EightBitConfig,
+    eight_bits: EightBitSettings,
     recomputation: Recomputation = NO_RECOMPUTATION,
 ) -> RunConfig:
     train = replace(config.train, eight_bits=eight_bits, recomputation=recomputation)
@@ -64,7 +67,7 @@ def in_eight_bits(
     ids=str,
 )
 def test_streams_and_memory_are_in_order(
-    layout: Layout, eight_bits: EightBitConfig, post_validation: bool, gpus: GpuPool
+    layout: Layout, eight_bits: EightBitSettings, post_validation: bool, gpus: GpuPool
 ) -> None:
     job = Job(GPTOptions(num_layers=4), microbatches=4, dropout=0.1)
     config = in_eight_bits(job.config(layout, torch.bfloat16), eight_bits)
@@ -78,7 +81,11 @@ def test_streams_and_memory_are_in_order(
     [
         ("1f1b", DELAYED, NO_RECOMPUTATION),
         ("zb-h1", TENSORWISE, Recomputation(parts=frozenset(PARTS))),
-        ("1f1b", replace(DELAYED, wide_first=1), NO_RECOMPUTATION),
+        (
+            "1f1b",
+            replace(DELAYED, first_last_layers_bf16=True, num_layers_at_end_in_bf16=0),
+            NO_RECOMPUTATION,
+        ),
         ("zb-v", DELAYED, Recomputation(group=1)),
         ("1f1b", DELAYED, Recomputation(group=1)),
         ("1f1b", WIDE, NO_RECOMPUTATION),
@@ -87,7 +94,7 @@ def test_streams_and_memory_are_in_order(
     ids=str,
 )
 def test_memory_is_what_a_dry_run_says(
-    schedule: str, eight_bits: EightBitConfig, recomputation: Recomputation, gpus: GpuPool
+    schedule: str, eight_bits: EightBitSettings, recomputation: Recomputation, gpus: GpuPool
 ) -> None:
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, **LLAMA
@@ -117,13 +124,13 @@ def test_memory_of_plain_layers_that_are_computed_again(gpus: GpuPool) -> None:
     ],
     ids=str,
 )
-def test_memory_of_a_mixture(layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool) -> None:
+def test_memory_of_a_mixture(layout: Layout, eight_bits: EightBitSettings, gpus: GpuPool) -> None:
     assert_memory_of_a_mixture(
         paper_config(layout, 32_000, layers=4, **LLAMA), layout, eight_bits, gpus
     )
 
 
-def gathering(config: RunConfig, eight_bits: EightBitConfig) -> RunConfig:
+def gathering(config: RunConfig, eight_bits: EightBitSettings) -> RunConfig:
     """The run, with weights that replicas gather in 8 bits."""
     config = in_eight_bits(config, eight_bits)
     replicas = replace(config.parallel.replicas, gathers_eight_bits=True)
@@ -141,7 +148,7 @@ def gathering(config: RunConfig, eight_bits: EightBitConfig) -> RunConfig:
     ids=str,
 )
 def test_memory_of_weights_that_are_gathered_in_8_bits(
-    layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+    layout: Layout, eight_bits: EightBitSettings, gpus: GpuPool
 ) -> None:
     config = paper_config(layout, 32_000, layers=4, micro_batch_size=4, **LLAMA)
     own = memory(gathering(config, eight_bits), gpus)
@@ -163,7 +170,7 @@ def gathered_bytes(found: Findings) -> int:
 @pytest.mark.full
 @pytest.mark.parametrize("eight_bits", [BLOCKWISE, TENSORWISE, DELAYED], ids=str)
 def test_streams_and_bytes_of_weights_that_are_gathered_in_8_bits(
-    eight_bits: EightBitConfig, gpus: GpuPool
+    eight_bits: EightBitSettings, gpus: GpuPool
 ) -> None:
     layout = Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True, overlap=True)
     job = Job(replace(MATRICES, **LLAMA), microbatches=4)
@@ -198,14 +205,14 @@ UP = Recomputation(parts=frozenset({"mla_up_proj", "layernorm", "moe_act"}))
     ids=str,
 )
 def test_memory_of_latent_attention(
-    layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+    layout: Layout, eight_bits: EightBitSettings, gpus: GpuPool
 ) -> None:
     config = paper_config(layout, 32_000, layers=4, **LLAMA, **LATENT)
     assert_memory_of_a_mixture(config, layout, eight_bits, gpus)
 
 
 def assert_memory_of_a_mixture(
-    config: RunConfig, layout: Layout, eight_bits: EightBitConfig, gpus: GpuPool
+    config: RunConfig, layout: Layout, eight_bits: EightBitSettings, gpus: GpuPool
 ) -> None:
     """Compare a mixture's memory with the count."""
     mixture = config.model.replaced(num_experts=8, moe_ffn_hidden_size=1024)

@@ -12,15 +12,15 @@ from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import ended, prepared, whole_and_resumed
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 
-DELAYED = EightBitConfig(history=2, takes_largest=True)
+DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=2, fp8_amax_compute_algo="max")
 ANEW = "--fp8-recipe delayed begins anew"
 
 
 def config_of(
     layout: Layout,
-    eight_bits: EightBitConfig | None = DELAYED,
+    eight_bits: EightBitSettings | None = DELAYED,
     dtype: torch.dtype = torch.float32,
     *,
     post_validation: bool = False,
@@ -118,7 +118,7 @@ def test_scales_of_experts_go_to_other_ranks(ranks: RankPool, tmp_path: Path) ->
 
 def test_without_its_history_it_begins_anew_and_says_so(ranks: RankPool, tmp_path: Path) -> None:
     config = config_of(Layout(2, "vocab-2"))
-    longer = config_of(Layout(2, "vocab-2"), replace(DELAYED, history=3))
+    longer = config_of(Layout(2, "vocab-2"), replace(DELAYED, fp8_amax_history_len=3))
     whole, resumed = whole_and_resumed(ranks, config, tmp_path / "longer", then=longer)
     assert resumed[0].said.count(ANEW) == 1
     assert numbers(resumed[0]) == pytest.approx(numbers(whole[0])[3:], rel=5e-3)

@@ -14,13 +14,13 @@ from training.test_eight_bit_checkpoints import DELAYED, config_of, numbers
 from training.test_precision_checkpoints import ended
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 
-BLOCKWISE = EightBitConfig("e4m3", "blockwise")
+BLOCKWISE = EightBitSettings("e4m3", "blockwise")
 D2_P2 = Layout(2, "vocab-2", replicas=2, sharded=True, overlap=True)
 
 
-def run_of(layout: Layout, eight_bits: EightBitConfig = BLOCKWISE, *, gathers: bool) -> RunConfig:
+def run_of(layout: Layout, eight_bits: EightBitSettings = BLOCKWISE, *, gathers: bool) -> RunConfig:
     config = config_of(layout, eight_bits, torch.bfloat16)
     replicas = replace(config.parallel.replicas, gathers_eight_bits=gathers)
     return replace(config, parallel=replace(config.parallel, replicas=replicas))
@@ -36,7 +36,7 @@ def assert_same(one: list[Ended], other: list[Ended]) -> None:
 
 @pytest.mark.parametrize("eight_bits", [BLOCKWISE, DELAYED], ids=["blockwise", "delayed"])
 def test_it_goes_on_to_the_last_bit(
-    eight_bits: EightBitConfig, ranks: RankPool, tmp_path: Path
+    eight_bits: EightBitSettings, ranks: RankPool, tmp_path: Path
 ) -> None:
     whole = ended(ranks, run_of(D2_P2, eight_bits, gathers=False))
     first = ended(ranks, run_of(D2_P2, eight_bits, gathers=True), 3, save=tmp_path)

@@ -24,7 +24,7 @@ from megatron.kernels.cuda.transformer_engine import (
 from megatron.kernels.eight_bits import E4M3, E5M2, EightBits, largest_number
 from megatron.kernels.face import Kernels
 from megatron.layers.block_multiplier import BlockMultiplier
-from megatron.layers.eight_bit_config import Recipe, types_of
+from megatron.layers.eight_bit_settings import Recipe, types_of
 from megatron.layers.eight_bits import Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales

@@ -7,15 +7,11 @@ import torch
 
 from megatron.config.eight_bit_sizes import products_of
 from megatron.config.eight_bits import (
-    _ENDS,
-    FORMAT,
-    GATHER,
     LEAST_CAPABILITY,
     PACKAGE,
-    EightBitFlags,
-    _gathers,
     asks_for_engine,
     engine_multiplies,
+    gathers,
     lack_of_engine,
 )
 from megatron.config.experts import is_mixture
@@ -23,7 +19,7 @@ from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes_in, refuses, refuses_in
-from megatron.layers.eight_bit_config import GATHERED
+from megatron.layers.eight_bit_settings import ENDS, FORMAT, GATHER, EightBitSettings
 from megatron.layers.experts.settings import SHARED_EXPERT, ExpertSettings
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.parallel.settings import ExpertRankSettings
@@ -32,7 +28,7 @@ from megatron.parallel.settings import ExpertRankSettings
 @refuses
 def _mxfp8(flags: Flags) -> Iterator[str]:
     """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
-    own, experts = flags[EightBitFlags], flags[ExpertSettings]
+    own, experts = flags[EightBitSettings], flags[ExpertSettings]
     if own.fp8_format is None or own.fp8_recipe != "mxfp8":
         return
     if experts.is_mixture:
@@ -51,27 +47,14 @@ def _mxfp8(flags: Flags) -> Iterator[str]:
 
 
 @refuses
-def _gathered(flags: Flags) -> Iterator[str]:
-    """Refuse to gather weights whose columns in 8 bits do not follow from their rows."""
-    own = flags[EightBitFlags]
-    if own.fp8_format is None or not own.fp8_param_gather or own.fp8_recipe in GATHERED:
-        return
-    yield (
-        f"{GATHER} with --fp8-recipe {own.fp8_recipe}: it rounds the columns of a weight to other "
-        "bits than its rows, from 16 bits: use --fp8-recipe blockwise, tensorwise or delayed, or "
-        f"leave {GATHER} out"
-    )
-
-
-@refuses
 def _ends(flags: Flags) -> Iterator[str]:
-    own, layers = flags[EightBitFlags], flags[ShapeSettings].num_layers
+    own, layers = flags[EightBitSettings], flags[ShapeSettings].num_layers
     if own.fp8_format is None or not own.first_last_layers_bf16:
         return
     start, end = own.num_layers_at_start_in_bf16, own.num_layers_at_end_in_bf16
     if start + end >= layers:
         yield (
-            f"{_ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
+            f"{ENDS}: --num-layers-at-start-in-bf16 {start} and --num-layers-at-end-in-bf16 {end} "
             f"leave none of --num-layers {layers} in 8 bits: lower them, or leave {FORMAT} out"
         )
 
@@ -79,7 +62,7 @@ def _ends(flags: Flags) -> Iterator[str]:
 @refuses_in("real")
 def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
     """Refuse 8 bits on GPUs that cannot multiply them, or without Triton's kernels."""
-    form, by_engine = flags[EightBitFlags].fp8_format, engine_multiplies(flags)
+    form, by_engine = flags[EightBitSettings].fp8_format, engine_multiplies(flags)
     if form is None or not on_cuda(flags) or (by_engine and not is_mixture(flags)):
         return
     for number in range(0 if by_engine else torch.cuda.device_count()):
@@ -101,7 +84,7 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
 @refuses_in("real")
 def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
     """Refuse scales of 32 numbers if Transformer Engine cannot multiply: nothing else can."""
-    recipe = flags[EightBitFlags].fp8_recipe
+    recipe = flags[EightBitSettings].fp8_recipe
     if asks_for_engine(flags) and recipe == "mxfp8" and (lack := lack_of_engine(flags)):
         yield (
             f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe blockwise, tensorwise "
@@ -112,11 +95,11 @@ def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
 @notes_in("real")
 def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
-    own = flags[EightBitFlags]
+    own = flags[EightBitSettings]
     if not asks_for_engine(flags) or own.fp8_recipe == "mxfp8":
         return
     lack = lack_of_engine(flags)
-    if _gathers(flags):
+    if gathers(flags):
         lack = f"weights that were gathered in 8 bits ({GATHER}) are not in its form"
     if lack:
         yield (
@@ -128,7 +111,7 @@ def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
 @notes_in("real")
 def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
     """Note that CPUs are slower with 8 bits."""
-    form = flags[EightBitFlags].fp8_format
+    form = flags[EightBitSettings].fp8_format
     if form is not None and not on_cuda(flags):
         yield (
             f"{FORMAT} {form} makes this run slower: a CPU emulates products in 8 bits, to see "
@@ -138,7 +121,7 @@ def _eight_bits_on_cpus(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _widths(flags: Flags) -> Iterator[str]:
-    form = flags[EightBitFlags].fp8_format
+    form = flags[EightBitSettings].fp8_format
     if form is None:
         return
     try:

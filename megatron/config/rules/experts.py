@@ -5,7 +5,6 @@ from typing import Final
 
 import torch
 
-from megatron.config.eight_bits import FORMAT
 from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import is_mixture, upcycling_of
 from megatron.config.grouped_products import GROUPED, grouped_package, in_eight_bits
@@ -18,6 +17,7 @@ from megatron.flags.groups import Flags, all_declarations, options_of
 from megatron.flags.rules import notes, refuses, refuses_in
 from megatron.kernels.cuda.grouped_packages import TYPES, load_grouped_package
 from megatron.kernels.settings import GroupedProductSettings
+from megatron.layers.eight_bit_settings import FORMAT
 from megatron.layers.experts.settings import SHARED_EXPERT, ExpertSettings
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.schedules.counted import counted

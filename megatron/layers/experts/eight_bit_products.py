@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.face import Kernels
-from megatron.layers.eight_bit_config import Format
+from megatron.layers.eight_bit_settings import Format
 from megatron.layers.eight_bits import ByMultiplier, Ends, Layouts
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
 from megatron.layers.products import Factor, Kept

@@ -11,7 +11,7 @@ from megatron.config.run_config import RunConfig
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.kernels.eight_bits import E4M3
-from megatron.layers.eight_bit_config import BLOCKS
+from megatron.layers.eight_bit_settings import BLOCKS
 from megatron.layers.gathered_weight import GatheredWeight
 from megatron.model.ownership import LAYERS, WORD_EMBEDDINGS, OwnedParameter
 from megatron.optimizer.bucket import Bucket
@@ -105,7 +105,7 @@ def count_rounding(config: RunConfig) -> float:
     """Return the bytes that rounding to 8 bits moves for one element of a gathered weight."""
     eight_bits = config.train.eight_bits
     assert eight_bits is not None, "the run multiplies in 8 bits"
-    return _count_rounding(eight_bits.recipe in BLOCKS, config.train.dtype)
+    return _count_rounding(eight_bits.fp8_recipe in BLOCKS, config.train.dtype)
 
 
 @lru_cache(8)

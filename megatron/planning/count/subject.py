@@ -15,7 +15,7 @@ from megatron.config.run_config import RunConfig
 from megatron.config.slice_lengths import lengths_of_slices
 from megatron.data.settings import DocumentSettings
 from megatron.kernels.documents import Documents
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.placement import Placement, place
 from megatron.model.settings import ModelSettings
@@ -48,7 +48,7 @@ class Subject(NamedTuple):
     dtype: torch.dtype
     gradient_dtype: torch.dtype
     wide_stream: bool
-    eight_bits: EightBitConfig | None
+    eight_bits: EightBitSettings | None
     recomputation: Recomputation
     vocab_recompute: bool
     padded_vocab_size: int

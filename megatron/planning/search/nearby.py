@@ -10,12 +10,12 @@ from functools import partial
 from typing import Final
 
 from megatron.config.edit import Choice, left_out
-from megatron.config.eight_bits import EightBitFlags
 from megatron.config.line import Line
 from megatron.config.run_config import RunConfig
 from megatron.config.schedule import ACCOUNTS, ENDS
 from megatron.flags.declare import option_of
 from megatron.flags.groups import declarations
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.planning.search.dimension import Dimension
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
@@ -28,7 +28,7 @@ from megatron.planning.search.dimensions import (
     VOCABULARY,
 )
 
-_EIGHT: Final = tuple(own.option for own in declarations(EightBitFlags))
+_EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
 _SCHEDULING: Final = (
     *ASKING_FOR_SCHEDULES,
     *(option_of(name) for name in (*ENDS, *ACCOUNTS)),

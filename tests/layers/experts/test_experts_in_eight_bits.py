@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier, InBlocks
-from megatron.layers.eight_bit_config import EightBitConfig, Format, Recipe, types_of
+from megatron.layers.eight_bit_settings import EightBitSettings, Format, Recipe, types_of
 from megatron.layers.eight_bits import EightBitProducts, Multiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
@@ -151,7 +151,7 @@ def test_a_layer_with_scales_of_blocks_is_a_loop_over_linear_layers(form: Format
 
 
 def trained(
-    eight_bits: EightBitConfig | None,
+    eight_bits: EightBitSettings | None,
     recomputation: Recomputation = NO_RECOMPUTATION,
     *,
     splits: bool = False,
@@ -193,7 +193,7 @@ def trained(
 def test_a_split_backward_and_recomputation_change_no_bit(
     part: Part | Literal["all"] | None, recipe: Recipe, wide: bool
 ) -> None:
-    own = EightBitConfig(recipe=recipe, wide_weight_gradients=wide)
+    own = EightBitSettings("hybrid", recipe, wide_weight_gradients=wide)
     recomputation = NO_RECOMPUTATION
     if part == "all":
         recomputation = Recomputation(group=1)
@@ -210,7 +210,7 @@ def test_a_split_backward_and_recomputation_change_no_bit(
 def test_experts_are_rounded_by_what_8_bits_allow(form: Format, recipe: Recipe) -> None:
     """3 bits of mantissa are off by 1/16 at most, 2 bits by 1/8, and most numbers by far less."""
     exact = trained(None, tokens=64)
-    for own, want in zip(trained(EightBitConfig(form, recipe), tokens=64), exact, strict=True):
+    for own, want in zip(trained(EightBitSettings(form, recipe), tokens=64), exact, strict=True):
         assert own.isfinite().all()
         error = float((own - want).norm() / want.norm())
         assert 0.005 < error < 0.2
@@ -219,7 +219,9 @@ def test_experts_are_rounded_by_what_8_bits_allow(form: Format, recipe: Recipe) 
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "blockwise"])
 def test_experts_without_a_token_are_right(recipe: Recipe) -> None:
     """Of two tokens with two experts each, at least one of four has none in an iteration."""
-    assert all(each.isfinite().all() for each in trained(EightBitConfig(recipe=recipe), tokens=2))
+    assert all(
+        each.isfinite().all() for each in trained(EightBitSettings("hybrid", recipe), tokens=2)
+    )
 
 
 def test_every_rank_knows_the_scales_of_all_experts() -> None:

@@ -9,7 +9,7 @@ import pytest
 from planning.count.counting import FURTHER, LLAMA, MODEL, counted, plan_of, run_of
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
 from megatron.model.settings import ModelSettings
@@ -78,7 +78,17 @@ def assert_same(found: RankCount, expected: RankCount) -> None:
 def test_a_stage_of_unlike_layers_is_the_sum_of_its_layers(
     way: str, schedule: str, narrow: bool
 ) -> None:
-    eight_bits = EightBitConfig(history=4, wide_first=1, wide_last=2) if narrow else None
+    eight_bits = (
+        EightBitSettings(
+            "hybrid",
+            fp8_amax_history_len=4,
+            first_last_layers_bf16=True,
+            num_layers_at_start_in_bf16=1,
+            num_layers_at_end_in_bf16=2,
+        )
+        if narrow
+        else None
+    )
     run = run_of(UNLIKE, "vocab-2", 2, recomputation=WAYS[way], eight_bits=eight_bits)
     plan = plan_of(run, schedule)
     layers = [3, 3] if plan.chunks == 1 else [2, 1, 0, 3]

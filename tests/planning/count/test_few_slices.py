@@ -8,7 +8,7 @@ import pytest
 from planning.count.counting import LLAMA, MODEL, plan_of, run_of
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.settings import ModelSettings
 from megatron.planning.count import run as counting_run
@@ -32,7 +32,7 @@ MIXED: Final = GROUPED.replaced(
     moe_aux_loss_coeff=(0.1, 0.2, 0.3),
 )
 LATENT: Final = GROUPED.replaced(num_query_groups=4, multi_latent_attention=True, q_lora_rank=24)
-NARROW: Final = EightBitConfig(history=4)
+NARROW: Final = EightBitSettings("hybrid", fp8_amax_history_len=4)
 
 
 def sliced(

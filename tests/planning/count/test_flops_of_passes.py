@@ -14,7 +14,7 @@ from planning.count.counting import (
     run_of,
 )
 
-from megatron.layers.eight_bit_config import EightBitConfig, Recipe
+from megatron.layers.eight_bit_settings import EightBitSettings, Recipe
 from megatron.model.flops import iteration_flops
 from megatron.schedules.treatments import TREATMENTS
 
@@ -72,7 +72,7 @@ LATENT = MIXTURE.replaced(
 @pytest.mark.parametrize("recipe", ["tensorwise", "blockwise"])
 @pytest.mark.parametrize("wide", [False, True], ids=["all products", "but for W's"])
 def test_products_in_8_bits_have_as_many_flops_as_in_16(wide: bool, recipe: Recipe) -> None:
-    own = EightBitConfig(recipe=recipe, wide_weight_gradients=wide)
+    own = EightBitSettings("hybrid", recipe, wide_weight_gradients=wide)
     for model in (LLAMA, MIXTURE, LATENT):
         counts = counted(run_of(model, "vocab-2", 2, eight_bits=own), [4, 4], "zb-h1")
         assert flops_of(counts) == iteration_flops(model, 1)

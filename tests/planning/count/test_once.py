@@ -7,7 +7,7 @@ import pytest
 from planning.count.counting import LLAMA, counted, run_of
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
@@ -18,11 +18,14 @@ MATRICES = 4
 """Linear layers of a transformer layer."""
 ELEMENTS = 3 * 64 * 96 + 64 * 192 + 96 * 64
 """Numbers in them: gate, up and down of the MLP; queries, keys and values; attention's output."""
-DELAYED, TENSORWISE = EightBitConfig(history=4), EightBitConfig(form="e4m3", recipe="tensorwise")
-BLOCKWISE = EightBitConfig(recipe="blockwise")
+DELAYED, TENSORWISE = (
+    EightBitSettings("hybrid", fp8_amax_history_len=4),
+    EightBitSettings("e4m3", "tensorwise"),
+)
+BLOCKWISE = EightBitSettings("hybrid", "blockwise")
 
 
-def narrow_run(eight_bits: EightBitConfig | None, layers: int, ranks: int = 2) -> RunConfig:
+def narrow_run(eight_bits: EightBitSettings | None, layers: int, ranks: int = 2) -> RunConfig:
     model = replace(LLAMA, num_layers=ranks * layers)
     return run_of(model, "vocab-2", ranks, eight_bits=eight_bits)
 
@@ -49,7 +52,7 @@ def moved(count: RankCount) -> int:
     ids=["delayed", "wide weight gradients", "tensorwise", "blockwise"],
 )
 def test_every_weight_is_read_and_written_in_both_layouts(
-    eight_bits: EightBitConfig, of_element: int, of_matrix: float, schedule: str, layers: int
+    eight_bits: EightBitSettings, of_element: int, of_matrix: float, schedule: str, layers: int
 ) -> None:
     for count in counted(narrow_run(eight_bits, layers), [layers] * 2, schedule):
         assert moved(count) == layers * (ELEMENTS * of_element + MATRICES * of_matrix)
@@ -57,7 +60,7 @@ def test_every_weight_is_read_and_written_in_both_layouts(
 
 
 def test_layers_that_stay_in_16_bits_make_none() -> None:
-    ends = replace(DELAYED, wide_first=1, wide_last=2)
+    ends = replace(DELAYED, first_last_layers_bf16=True, num_layers_at_end_in_bf16=2)
     first, last = counted(narrow_run(ends, 3), [3, 3])
     assert (moved(first), moved(last)) == (
         2 * (4 * ELEMENTS + 8 * MATRICES),

@@ -13,7 +13,7 @@ import torch
 from planning.count.counting import MODEL, counted, run_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.planning.count import optimizer
 from megatron.planning.count import run as counting_run
 from megatron.planning.count.optimizer import StepCount
@@ -52,7 +52,7 @@ def counted_anew() -> tuple[list[RankCount], list[StepCount]]:
     for cached in (counting_run._counted_segment, counting_run._whole_rank, optimizer._count):
         cached.cache_clear()
     narrow = replace(MODEL, seq_length=16), "vocab-2", 2
-    run = run_of(*narrow, eight_bits=EightBitConfig(history=4))
+    run = run_of(*narrow, eight_bits=EightBitSettings("hybrid", fp8_amax_history_len=4))
     return counted(run, [3, 5]), [optimizer.count_step(run, matrix=own) for own in (False, True)]
 
 

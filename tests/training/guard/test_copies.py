@@ -23,7 +23,7 @@ from reference.plain_gpt import GPTOptions
 from training.test_checkpointing import Batches
 
 from megatron.config.run_config import RunConfig
-from megatron.layers.eight_bit_config import EightBitConfig
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.mixed_precision import Step
 from megatron.training import loop
@@ -212,7 +212,7 @@ def test_weights_gathered_in_eight_bits_are_compared(
     recipe: Any, harmed: int, ranks: RankPool
 ) -> None:
     layout = Layout(1, "none", replicas=2, sharded=True)
-    eight_bits = EightBitConfig("e4m3" if recipe == "blockwise" else "hybrid", recipe)
+    eight_bits = EightBitSettings("e4m3" if recipe == "blockwise" else "hybrid", recipe)
     config = config_of(EIGHT_BITS, layout, eight_bits, torch.bfloat16)
     replicas = replace(config.parallel.replicas, gathers_eight_bits=True)
     config = replace(config, parallel=replace(config.parallel, replicas=replicas))
