@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.replicas import ReplicaConfig
     from megatron.config.run_config import RunConfig
     from megatron.flags.command import read
     from megatron.flags.declare import flag
     from megatron.flags.ranges import COUNT, NOT_NEGATIVE, POSITIVE
+    from megatron.parallel.settings import ReplicaSettings
     from megatron.planning.forecast_run import RunForecast, forecast_run
     from megatron.planning.run_plan import make_run_plan
     from megatron.schedules.catalogue import SCHEDULES
@@ -104,10 +104,10 @@ def among(config: RunConfig, case: Case, latency: float) -> RunConfig:
         latency: latency of a step between replicas, in microseconds.
     """
     assert config.dry_run is not None, "nothing is started here"
-    replicas = ReplicaConfig(
-        case.replicas,
+    replicas = ReplicaSettings(
+        size=case.replicas,
         overlap=True,
-        bucket_size=int(case.bucket_size),
+        ddp_bucket_size=int(case.bucket_size),
         shard_optimizer=True,
         overlap_gather=True,
     )

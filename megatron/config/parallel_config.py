@@ -17,7 +17,7 @@ from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunk
 from megatron.config.pairs import pairs_of
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.config.recompute import RecomputeFlags
-from megatron.config.replicas import ReplicaConfig, replica_config
+from megatron.config.replicas import replicas_of
 from megatron.config.schedule import (
     PipelineFlags,
     chunks_of,
@@ -33,7 +33,7 @@ from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.nccl import BlockLimits
 from megatron.parallel.placement import Placement
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS
@@ -98,7 +98,7 @@ class ParallelConfig:
     memory_limit: float | None = None
     recompute_ahead: int | None = None
     measured_costs: Path | None = None
-    replicas: ReplicaConfig = field(default_factory=ReplicaConfig)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     search_seconds: float | None = None
     advice_seconds: float = 20.0
     tensor_size: int = 1
@@ -200,7 +200,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         offloaded=offloaded_chunks(flags),
         host_bandwidth=host_bandwidth(flags),
         host_memory=host_memory(flags),
-        replicas=replica_config(flags, replicas),
+        replicas=replicas_of(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
         nccl_blocks=block_limits(flags[ClusterFlags]),

@@ -1,12 +1,10 @@
-"""Replicas of the model: flags, rules, configuration.
+"""Replicas of the model: their number, their order, and rules about them.
 
 The ranks of a job make as many replicas as they can.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import torch
+from dataclasses import replace
 
 from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.dry_run import DryRunSettings
@@ -14,98 +12,28 @@ from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
 from megatron.config.precision import NARROW_SUMS, PrecisionFlags
 from megatron.config.train import TrainFlags, growth_of
-from megatron.flags.declare import flag
 from megatron.flags.groups import Flags, options_of
-from megatron.flags.ranges import COUNT, up_to
 from megatron.flags.rules import notes, refuses
 from megatron.layers.eight_bit_settings import GATHER, EightBitSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
+from megatron.parallel.settings import ReplicaSettings
 from megatron.schedules.counted import counted
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
-@dataclass(frozen=True)
-class ReplicaFlags:
-    """Data parallelism: as many replicas of the model as the ranks of the job make."""
-
-    overlap_grad_reduce: bool = flag(False,
-        "Reduce gradients over the replicas while passes run, in every schedule.")
-    ddp_bucket_size: int | None = flag(None,
-        "Parameters of a bucket. The gradients of a bucket are reduced together.", up_to(10**12),
-        unset="400,000,000, or 1,000,000 for each replica if that is more",
-        excludes="--ddp-num-buckets")
-    ddp_num_buckets: int | None = flag(None,
-        "Buckets of a rank: another way to give their size. The number is approximate, because no "
-        "parameter is cut.", COUNT,
-        unset="by --ddp-bucket-size")
-    use_distributed_optimizer: bool = flag(False,
-        "ZeRO-1: every replica keeps the optimizer's state of its own share of the parameters "
-        "only. It updates this share, and gathers the other shares.")
-    overlap_param_gather: bool = flag(False,
-        "Gather updated parameters while passes run that do not read them.")
-    grad_reduce_in_bf16: bool = flag(False,
-        "Reduce gradients in bf16, not in fp32. On a rank they add up in fp32; in Megatron-LM this "
-        f"flag makes them add up in bf16 too, as {NARROW_SUMS} does here.")
-    use_tp_pp_dp_mapping: bool = flag(False,
-        "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
-        "of each other.")
-# fmt: on
-
-
-@dataclass(frozen=True)
-class ReplicaConfig:
-    """Data parallelism: the work that ranks with the same parameters do together.
-
-    Attributes:
-        size: number of ranks with the same parameters: d x c, for d replicas that each split a
-            sequence into c parts.
-        overlap: reduce a bucket of gradients as soon as the bucket is complete; otherwise reduce
-            all buckets after the last pass.
-        bucket_size: parameters after which a bucket is full; ``None``: a default.
-        buckets: approximate number of buckets of a rank; ``None``: by ``bucket_size``.
-        reduce_dtype: dtype in which gradients are reduced; ``None``: the dtype in which they add
-            up.
-        shard_optimizer: each of these ranks keeps the optimizer's state of its own shards only
-            (ZeRO-1).
-        gathers_eight_bits: gather the weights of layers that multiply in 8 bits as 8 bits; only
-            with ``shard_optimizer``.
-        overlap_gather: gather updated parameters while passes run that do not read them; else
-            before the first pass.
-        order: order in which the ranks of the job are numbered.
-    """
-
-    size: int = 1
-    overlap: bool = False
-    bucket_size: int | None = None
-    buckets: int | None = None
-    reduce_dtype: torch.dtype | None = None
-    shard_optimizer: bool = False
-    gathers_eight_bits: bool = False
-    overlap_gather: bool = False
-    order: Order = "tp-dp-pp"
-
-
-def replica_config(given: Flags, replicas: int) -> ReplicaConfig:
-    """Return the configuration of data parallelism.
+def replicas_of(given: Flags, replicas: int) -> ReplicaSettings:
+    """Return the data parallelism of a run.
 
     Its flags change nothing if no two ranks have the same parameters.
     """
-    alike = replicas * given[ParallelFlags].context_parallel_size
+    alike, own = replicas * given[ParallelFlags].context_parallel_size, given[ReplicaSettings]
     if alike == 1:
-        return ReplicaConfig()
-    flags = given[ReplicaFlags]
-    return ReplicaConfig(
+        return ReplicaSettings()
+    return replace(
+        own,
         size=alike,
-        overlap=flags.overlap_grad_reduce,
-        bucket_size=flags.ddp_bucket_size,
-        buckets=flags.ddp_num_buckets,
-        reduce_dtype=torch.bfloat16 if flags.grad_reduce_in_bf16 else None,
-        shard_optimizer=flags.use_distributed_optimizer,
-        gathers_eight_bits=flags.use_distributed_optimizer and _asks_for_eight_bits(given),
-        overlap_gather=flags.overlap_param_gather,
+        gathers_eight_bits=own.shard_optimizer and _asks_for_eight_bits(given),
         order=rank_order(given, replicas),
     )
 
@@ -121,8 +49,8 @@ def rank_order(flags: Flags, replicas: int) -> Order:
     If replicas exchange tokens for experts, the ranks of replicas are neighbours by default: every
     layer exchanges tokens, but messages of the pipeline travel only between stages.
     """
-    if flags[ReplicaFlags].use_tp_pp_dp_mapping:
-        return "tp-pp-dp"
+    if flags[ReplicaSettings].order != ReplicaSettings.order:
+        return flags[ReplicaSettings].order
     sizes, asked = flags[ParallelFlags], flags[ClusterFlags].rank_order
     if asked is None and replicas_exchange(flags):
         return ORDERS[0]
@@ -141,7 +69,7 @@ def _one_replica(flags: Flags) -> Iterator[str]:
     if number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size > 1:
         return
     more = " (--dry-run-replicas N plans more)" if flags[DryRunSettings].dry_run else ""
-    for option, value in options_of(ReplicaFlags, flags[ReplicaFlags]):
+    for option, value in options_of(ReplicaSettings, flags[ReplicaSettings]):
         if value:
             yield f"{option} changes nothing: there is one replica of the model{more}"
     if _asks_for_eight_bits(flags):
@@ -200,10 +128,10 @@ def _asked_for_a_replica(flags: Flags) -> str:
 
 
 def _gathering(flags: Flags) -> Iterator[str]:
-    overlaps = flags[ReplicaFlags].overlap_param_gather
+    overlaps = flags[ReplicaSettings].overlap_gather
     asked = {"--overlap-param-gather": overlaps, GATHER: _asks_for_eight_bits(flags)}
     for option, is_given in asked.items():
-        if is_given and not flags[ReplicaFlags].use_distributed_optimizer:
+        if is_given and not flags[ReplicaSettings].shard_optimizer:
             yield (
                 f"{option}: every replica updates all parameters, so that nothing is gathered: "
                 "add --use-distributed-optimizer, or leave it out"
@@ -256,7 +184,7 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 def _wide_sums(flags: Flags) -> Iterator[str]:
     alone = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size == 1
     wide = flags[PrecisionFlags].main_grads_dtype != "bf16"
-    if flags[ReplicaFlags].grad_reduce_in_bf16 and wide and not alone:
+    if flags[ReplicaSettings].grad_reduce_in_bf16 and wide and not alone:
         yield (
             "--grad-reduce-in-bf16 rounds the gradients that travel, and a rank adds up in fp32; "
             f"Megatron-LM adds up in bf16 too, as {NARROW_SUMS} does here"

@@ -15,7 +15,6 @@ from megatron.config.parallelism import ParallelFlags
 from megatron.config.precision import PrecisionFlags
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.records import RecordSettings
-from megatron.config.replicas import ReplicaFlags
 from megatron.config.schedule import PipelineFlags
 from megatron.config.slices import SliceFlags
 from megatron.config.train import TrainFlags
@@ -30,7 +29,7 @@ from megatron.optimizer.settings import (
     MuonSettings,
     OptimizerSettings,
 )
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
 
 GROUPS: Final = (
@@ -58,7 +57,7 @@ GROUPS: Final = (
     DocumentSettings,
     TokenizerSettings,
     FillSettings,
-    ReplicaFlags,
+    ReplicaSettings,
     ClusterFlags,
     CheckpointSettings,
     GuardSettings,

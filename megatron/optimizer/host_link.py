@@ -155,7 +155,7 @@ class HostLink:
             for _ in range(SLOTS)
         )
         self.out, self.back = (
-            make_lane(device, 2, name) if states.overlap else InlineLane()
+            make_lane(device, 2, name) if states.overlap_cpu_optimizer_d2h_h2d else InlineLane()
             for name in ("gradients to the host", "weights from the host")
         )
 
@@ -187,7 +187,7 @@ class HostLink:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy between host and device; overlapping copies let the host go on at once."""
-        target.copy_(source, non_blocking=self._states.overlap)
+        target.copy_(source, non_blocking=self._states.overlap_cpu_optimizer_d2h_h2d)
 
     def batches(self, parts: Sequence[ParameterPart]) -> Iterator[list[ParameterPart]]:
         """Yield ``parts`` (on the host) in batches, in their order; a slot has room for each."""

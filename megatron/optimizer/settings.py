@@ -123,9 +123,9 @@ class HostStateSettings:
     optimizer_offload_fraction: float = flag(1.0,
         "Share of a rank's parameters whose states are on the host. Whole parameters are chosen, "
         "so it may be a little more.", PROBABILITY, idle_without=STATES)
-    overlap: bool = spelled(False, spells("--overlap-cpu-optimizer-d2h-h2d", True,
+    overlap_cpu_optimizer_d2h_h2d: bool = flag(False,
         "Copy gradients to the host and weights to the device while the CPU updates other "
-        "parameters.", idle_without=STATES))
+        "parameters.", idle_without=STATES)
     pins_gradients: bool = spelled(True, spells("--no-pin-cpu-grads", False,
         "Do not pin the host's memory for gradients. Copies then hold up the host, and are slower.",
         idle_without=STATES))

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from megatron.flags.declare import flag
-from megatron.flags.ranges import RANKS, up_to
+import torch
+
+from megatron.flags.declare import flag, spelled, spells
+from megatron.flags.ranges import COUNT, RANKS, up_to
 from megatron.parallel.experts import Dispatcher
+from megatron.parallel.grid import Order
 
 _EXPERTS: Final = "--num-experts"
 _FLEX: Final = "--moe-token-dispatcher-type flex"
@@ -41,3 +44,48 @@ class ExpertRankSettings:
     def visits(self) -> bool:
         """Whether tokens travel by the package DeepEP."""
         return self.moe_token_dispatcher_type == "flex" and self.expert_model_parallel_size > 1
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """Data parallelism: as many replicas of the model as the ranks of the job make.
+
+    Attributes:
+        size: number of ranks with the same parameters: d x c, for d replicas that each split a
+            sequence into c parts.
+        gathers_eight_bits: gather the weights of layers that multiply in 8 bits as 8 bits; only
+            with ``shard_optimizer``.
+    """
+
+    # fmt: off
+    overlap: bool = spelled(False, spells("--overlap-grad-reduce", True,
+        "Reduce gradients over the replicas while passes run, in every schedule."))
+    ddp_bucket_size: int | None = flag(None,
+        "Parameters of a bucket. The gradients of a bucket are reduced together.", up_to(10**12),
+        unset="400,000,000, or 1,000,000 for each replica if that is more",
+        excludes="--ddp-num-buckets")
+    ddp_num_buckets: int | None = flag(None,
+        "Buckets of a rank: another way to give their size. The number is approximate, because no "
+        "parameter is cut.", COUNT,
+        unset="by --ddp-bucket-size")
+    shard_optimizer: bool = spelled(False, spells("--use-distributed-optimizer", True,
+        "ZeRO-1: every replica keeps the optimizer's state of its own share of the parameters "
+        "only. It updates this share, and gathers the other shares."))
+    overlap_gather: bool = spelled(False, spells("--overlap-param-gather", True,
+        "Gather updated parameters while passes run that do not read them."))
+    grad_reduce_in_bf16: bool = flag(False,
+        "Reduce gradients in bf16, not in fp32. On a rank they add up in fp32; in Megatron-LM this "
+        "flag makes them add up in bf16 too, as --use-precision-aware-optimizer "
+        "--main-grads-dtype bf16 does here.")
+    order: Order = spelled("tp-dp-pp", spells("--use-tp-pp-dp-mapping", "tp-pp-dp",
+        "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
+        "of each other."))
+    # fmt: on
+
+    size: int = 1
+    gathers_eight_bits: bool = False
+
+    @property
+    def reduce_dtype(self) -> torch.dtype | None:
+        """Dtype in which gradients are reduced; ``None``: the dtype in which they add up."""
+        return torch.bfloat16 if self.grad_reduce_in_bf16 else None

@@ -178,7 +178,7 @@ def _on_host(found: RunForecast) -> Iterator[str]:
         )
     states, most = found.config.train.host_states, max(own.on_host for own in found.memories)
     if states is not None:
-        beside = "beside" if states.overlap else "before and after"
+        beside = "beside" if states.overlap_cpu_optimizer_d2h_h2d else "before and after"
         yield (
             f"states on the host: up to {MEMORY.write(most)} a rank; the step has its copies "
             f"{beside} the CPU's updates; no GPU has measured the bandwidths that are assumed"

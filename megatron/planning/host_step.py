@@ -54,7 +54,7 @@ def host_steps(config: RunConfig, cluster: Cluster, shares: Sequence[HostShares]
             moved * elements / cluster.host_memory,
             cluster.copy(config.train.dtype.itemsize * elements),
             max(1, ceil(elements / BATCH)),
-            overlaps=states is not None and states.overlap,
+            overlaps=states is not None and states.overlap_cpu_optimizer_d2h_h2d,
         )
         found.append(step)
     return found

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from megatron.config.replicas import ReplicaConfig
+from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.schedules.counted import counted
 from megatron.simulator.draw.palette import MEANINGS
@@ -43,7 +43,7 @@ def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
         )
 
 
-def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaConfig]]:
+def _alternatives(found: RunForecast) -> Iterator[tuple[str, ReplicaSettings]]:
     """Yield other configurations of the replicas, each with one flag added or left out."""
     now = found.config.parallel.replicas
     flags = {"--overlap-grad-reduce": "overlap", "--use-distributed-optimizer": "shard_optimizer"}

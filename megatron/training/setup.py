@@ -286,7 +286,13 @@ def _buckets(
     replicas, whole_ones = config.parallel.replicas, keeps_whole(config.optimizer)
     narrow = model.gathered_weights() if replicas.gathers_eight_bits else {}
     owned = make_buckets(
-        model, plan, axis.size, replicas.bucket_size, replicas.buckets, whole_ones, narrow
+        model,
+        plan,
+        axis.size,
+        replicas.ddp_bucket_size,
+        replicas.ddp_num_buckets,
+        whole_ones,
+        narrow,
     )
     layouts = bucket_layouts(owned, axis.size, whole_ones)
     return tuple(

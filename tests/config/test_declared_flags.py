@@ -10,11 +10,11 @@ from command_lines import with_flags
 
 from megatron.config.command_line import parse
 from megatron.config.foreign.answers import ANSWERS
-from megatron.config.topics import DECLARED
+from megatron.config.topics import DECLARED, GROUPS
 from megatron.config.words import sort_words
 from megatron.flags.checks import idle_notes, pairing_mistakes, value_mistakes
 from megatron.flags.declare import Declaration, flag
-from megatron.flags.groups import all_declarations, copied, filled
+from megatron.flags.groups import all_declarations, copied, declarations, filled
 from megatron.flags.help import help_text
 from megatron.flags.ranges import COUNT
 from megatron.model.settings import ShapeSettings
@@ -68,6 +68,12 @@ def test_defaults_lie_in_their_range(declared: Declaration) -> None:
         for number in given if isinstance(given, tuple) else (given,):
             assert isinstance(number, (int, float))
             assert declared.facts.range.contains(number)
+
+
+def test_no_two_nodes_have_a_field_of_one_name() -> None:
+    """Mistakes of a value and conflicts of its flags are found by the name of its field."""
+    named = [(own.name, group) for group in GROUPS for own in declarations(group)]
+    assert len(set(named)) == len({name for name, _ in named})
 
 
 def test_conditions_name_flags_and_values_that_exist() -> None:

@@ -6,7 +6,7 @@ from kernels.engine_stand_in import installed, lacking
 
 from megatron.config.command_line import read
 from megatron.config.eight_bits import eight_bits_of, engine_multiplies
-from megatron.config.replicas import replica_config
+from megatron.config.replicas import replicas_of
 from megatron.config.run_config import resolve
 from megatron.layers.eight_bit_settings import EightBitSettings
 
@@ -137,7 +137,7 @@ def test_only_replicas_that_share_the_optimizer_gather(world_size: int) -> None:
     assert any("--fp8-param-gather: every" in one for one in usual.mistakes) == (world_size > 1)
     for given in (usual, shared):
         wanted = given is shared and world_size == 2
-        assert replica_config(given.flags, world_size).gathers_eight_bits is wanted
+        assert replicas_of(given.flags, world_size).gathers_eight_bits is wanted
 
 
 def test_delayed_scales_change_although_a_step_is_undone() -> None:

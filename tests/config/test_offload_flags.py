@@ -104,7 +104,7 @@ def test_megatrons_flags_put_states_on_the_host() -> None:
         1,
     )
     assert some.train.host_states == HostStateSettings(
-        True, 0.5, overlap=True, pins_gradients=False, pins_weights=False
+        True, 0.5, overlap_cpu_optimizer_d2h_h2d=True, pins_gradients=False, pins_weights=False
     )
     assert sum("pinned" in note for note in some.notes) == 2
 

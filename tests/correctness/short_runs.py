@@ -16,7 +16,6 @@ from reference.plain_training import AdamWOptions, Training, train
 from megatron.checkpoint.saved_model import read_model
 from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.settings import DataSettings
@@ -27,7 +26,7 @@ from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -238,10 +237,10 @@ class Job:
                 offloaded=layout.offloaded,
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
                 experts=ExpertRankSettings(layout.experts, layout.expert_tensor, layout.dispatcher),
-                replicas=ReplicaConfig(
-                    alike,
-                    layout.overlap,
-                    layout.bucket_size,
+                replicas=ReplicaSettings(
+                    size=alike,
+                    overlap=layout.overlap,
+                    ddp_bucket_size=layout.bucket_size,
                     shard_optimizer=layout.sharded and alike > 1,
                     overlap_gather=layout.sharded and layout.overlap and alike > 1,
                     order=layout.order,

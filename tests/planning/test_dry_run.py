@@ -19,12 +19,12 @@ from reference.plain_gpt import GPTOptions
 
 from megatron.config.command_line import parse
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.flags.words import split
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.distribution import LayerDistribution
+from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import candidates, make_run_plan
@@ -473,7 +473,7 @@ def test_replicas_share_the_global_batch() -> None:
     """Two replicas train twice as much as one in its time, and what their link adds to it."""
     alone = config()
     train = replace(alone.train, global_batch_size=2 * alone.train.global_batch_size, replicas=2)
-    parallel = replace(alone.parallel, replicas=ReplicaConfig(size=2))
+    parallel = replace(alone.parallel, replicas=ReplicaSettings(size=2))
     both = replace(alone, train=train, parallel=parallel)
     free = DryRunSettings(dry_run_replica_bandwidth=inf, dry_run_replica_latency=0.0)
     one, two, linked = report(alone), report(replace(both, dry_run=free)), report(both)
@@ -500,7 +500,7 @@ def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
 
 def test_ranks_that_share_every_sequence_need_less_time_and_memory_each() -> None:
     alone = config()
-    parallel = replace(alone.parallel, context_size=2, replicas=ReplicaConfig(size=2))
+    parallel = replace(alone.parallel, context_size=2, replicas=ReplicaSettings(size=2))
     free = DryRunSettings(dry_run_replica_bandwidth=inf, dry_run_replica_latency=0.0)
     shared = replace(alone, parallel=parallel, dry_run=free)
     text = report(shared)

@@ -9,11 +9,11 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import BATCH, chosen_for_host, slot_elements
 from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.groups import single_rank
+from megatron.parallel.settings import ReplicaSettings
 from megatron.planning import must_fit
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.host_share import host_shares
@@ -114,7 +114,7 @@ def test_the_host_holds_what_is_counted(dtype: torch.dtype) -> None:
 
 
 def test_lanes_to_the_host_end_with_the_run() -> None:
-    own = config(HostStateSettings(overlap=True))
+    own = config(HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True))
     own = replace(own, parallel=replace(own.parallel, pipeline_size=1, device="cpu", gpu=None))
     state = build_train_state(own, single_rank(torch.device("cpu")))
     state.close()
@@ -137,7 +137,7 @@ def test_slots_have_room_for_the_largest_parameter() -> None:
 
 def test_every_replica_chooses_among_the_rows_of_its_shards() -> None:
     """Replicas together have every row once. The fuller device and the fuller host count."""
-    replicas = ReplicaConfig(size=2, bucket_size=3000, shard_optimizer=True)
+    replicas = ReplicaSettings(size=2, ddp_bucket_size=3000, shard_optimizer=True)
     forecast = planned(HALF, replicas=replicas)
     for memory, buckets in zip(forecast.memories, forecast.buckets, strict=True):
         rows = Counter[str]()

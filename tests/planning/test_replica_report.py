@@ -9,8 +9,8 @@ import pytest
 from harness.still_watch import still_watch
 
 from megatron.config.command_line import parse
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
+from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
@@ -37,7 +37,7 @@ def run(flags: str = "") -> RunConfig:
 def forecast(flags: str = "", **changes: Any) -> RunForecast:
     config = run(flags)
     if changes:
-        replicas = ReplicaConfig(**{**vars(config.parallel.replicas), **changes})
+        replicas = ReplicaSettings(**{**vars(config.parallel.replicas), **changes})
         config = replace(config, parallel=replace(config.parallel, replicas=replicas))
     return forecast_run(config, make_run_plan(config), gpu("H100"))
 

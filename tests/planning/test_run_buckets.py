@@ -102,7 +102,9 @@ def test_runs_that_differ_have_buckets_of_their_own() -> None:
     replicas = config.parallel.replicas
     first = run_buckets(config, plan)
     for own in (
-        replace(config, parallel=replace(config.parallel, replicas=replace(replicas, buckets=9))),
+        replace(
+            config, parallel=replace(config.parallel, replicas=replace(replicas, ddp_num_buckets=9))
+        ),
         replace(config, parallel=replace(config.parallel, replicas=replace(replicas, size=4))),
         replace(config, optimizer=replace(config.optimizer, optimizer="muon")),
         replace(config, model=config.model.replaced(ffn_hidden_size=48)),

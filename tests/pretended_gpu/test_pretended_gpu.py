@@ -833,7 +833,7 @@ def test_memory_of_copies_in_which_gradients_are_reduced_is_what_a_dry_run_says(
     """Small microbatches, so that the end of an iteration is its peak if nothing overlaps."""
     layout = Layout(2, "vocab-2", replicas=2, overlap=overlap)
     config = paper_config(layout, 128_000, layers=2, sequence=128)
-    copied = replace(config.parallel.replicas, reduce_dtype=torch.bfloat16)
+    copied = replace(config.parallel.replicas, grad_reduce_in_bf16=True)
     narrow = replace(config, parallel=replace(config.parallel, replicas=copied))
     wide, own = memory(config, gpus), memory(narrow, gpus)
     assert own.faults == []

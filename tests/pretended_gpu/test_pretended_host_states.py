@@ -40,13 +40,21 @@ def run_without_waiting_for_weights(config: RunConfig, rank: int) -> Findings:
 @pytest.mark.parametrize(
     ("layout", "dtype", "states"),
     [
-        (Layout(2, "vocab-2"), torch.bfloat16, HostStateSettings(overlap=True)),
-        full(Layout(2, "none"), torch.float32, HostStateSettings(overlap=True)),
+        (
+            Layout(2, "vocab-2"),
+            torch.bfloat16,
+            HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True),
+        ),
+        full(
+            Layout(2, "none"), torch.float32, HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True)
+        ),
         full(Layout(2, "vocab-2"), torch.bfloat16, HostStateSettings(True, 0.5)),
         full(
             Layout(2, "vocab-1", "zb-h1"),
             torch.bfloat16,
-            HostStateSettings(overlap=True, pins_gradients=False, pins_weights=False),
+            HostStateSettings(
+                overlap_cpu_optimizer_d2h_h2d=True, pins_gradients=False, pins_weights=False
+            ),
         ),
     ],
     ids=str,
@@ -61,7 +69,8 @@ def test_copies_are_sound(
 
 def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
     config = with_states(
-        JOB.config(Layout(1, "none"), torch.bfloat16), HostStateSettings(overlap=True)
+        JOB.config(Layout(1, "none"), torch.bfloat16),
+        HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True),
     )
     [found] = gpus.map(run_without_waiting_for_weights, config, ranks=1)
     assert any("which it does not wait for" in fault for fault in found.faults), found.faults
@@ -71,7 +80,7 @@ def test_passes_that_do_not_wait_for_weights_are_found(gpus: GpuPool) -> None:
 @pytest.mark.parametrize(
     ("states", "chunks"),
     [
-        (HostStateSettings(overlap=True), None),
+        (HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True), None),
         (HostStateSettings(), 1),
         (HostStateSettings(True, 0.5), 1),
     ],

@@ -46,7 +46,7 @@ class Halves:
 
 HALF, ALL = (
     HostStateSettings(True, 0.5),
-    HostStateSettings(True, 1.0, overlap=True),
+    HostStateSettings(True, 1.0, overlap_cpu_optimizer_d2h_h2d=True),
 )
 SHARDED = replace(Layout(2, "vocab-2", replicas=2, sharded=True), bucket_size=3000)
 

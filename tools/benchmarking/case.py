@@ -8,7 +8,6 @@ import torch
 
 from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.microbatch import Microbatch
@@ -17,6 +16,7 @@ from megatron.data.shares import Split
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.parallel.settings import ReplicaSettings
 from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
@@ -164,10 +164,12 @@ class BenchmarkCase:
             self.model_config(), parallel, train, OptimizerSettings(lr=1e-4), data, log
         )
 
-    def _replica_config(self) -> ReplicaConfig:
+    def _replica_config(self) -> ReplicaSettings:
         if self.replicas == 1:
-            return ReplicaConfig()
-        return ReplicaConfig(self.replicas, overlap=True, shard_optimizer=True, overlap_gather=True)
+            return ReplicaSettings()
+        return ReplicaSettings(
+            size=self.replicas, overlap=True, shard_optimizer=True, overlap_gather=True
+        )
 
     def batch(self) -> list[Microbatch]:
         """Return the microbatches: random tokens, the same for every case with this V."""

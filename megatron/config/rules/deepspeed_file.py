@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.precision import PrecisionFlags
-from megatron.config.replicas import ReplicaFlags
 from megatron.config.train import TrainFlags
-from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
+from megatron.flags.tree import declared_in
 from megatron.native.side_files import json_of
 from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings
+from megatron.parallel.settings import ReplicaSettings
 
 _FLAG: Final = "--deepspeed-config"
 _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
@@ -31,7 +31,7 @@ _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
     "fp16.loss_scale_window": (LossScaleSettings, "loss_scale_window"),
     "fp16.hysteresis": (LossScaleSettings, "hysteresis"),
     "fp16.min_loss_scale": (LossScaleSettings, "min_loss_scale"),
-    "zero_optimization.stage": (ReplicaFlags, "use_distributed_optimizer"),
+    "zero_optimization.stage": (ReplicaSettings, "shard_optimizer"),
 }
 """For each setting of the file that decides a run, the flag with the same meaning."""
 
@@ -67,7 +67,8 @@ def deepspeed_file(flags: Flags) -> Iterator[str]:
 def _said_by_flags(name: str, flags: Flags) -> tuple[str, object]:
     """Return the flag with the meaning of a setting, and the setting's value by the flag."""
     group, field = _SETTINGS[name]
-    flag, value = option_of(field), getattr(flags[group], field)
+    [declared] = declared_in(group)[field]
+    flag, value = declared.option, getattr(flags[group], field)
     if name == "fp16.loss_scale":
         return flag, value or 0
     if name == "fp16.initial_scale_power":

@@ -9,13 +9,13 @@ from harness.small_models import GPT, llama_of
 
 from megatron.config.log import LogSettings
 from megatron.config.parallel_config import ParallelConfig
-from megatron.config.replicas import ReplicaConfig
 from megatron.config.run_config import RunConfig
 from megatron.config.train import TrainConfig
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.count.run import count_ranks
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
@@ -73,7 +73,7 @@ def run_of(
             device="cuda",
             backend="nccl",
             timeout_minutes=1,
-            replicas=ReplicaConfig(layout.get("context_size", 1)),
+            replicas=ReplicaSettings(size=layout.get("context_size", 1)),
             **layout,
         ),
         train=TrainConfig(**(options | train)),
