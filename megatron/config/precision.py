@@ -5,7 +5,6 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.train import TrainFlags
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings, Precision
@@ -17,12 +16,13 @@ NARROW_SUMS: Final = "--use-precision-aware-optimizer --main-grads-dtype bf16"
 """The flags with which the gradients of an iteration add up in bf16."""
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
 @dataclass(frozen=True)
-class PrecisionFlags:
-    """fp16, and types of gradients and of the residual stream."""
+class PrecisionSettings:
+    """Types of activations, gradients and the residual stream."""
 
+    # fmt: off
+    bf16: bool = flag(False,
+        "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     fp16: bool = flag(False,
         "Parameters and activations in fp16, with a loss scale; master weights and gradients stay "
         "fp32.", excludes="--bf16")
@@ -37,31 +37,31 @@ class PrecisionFlags:
     fp32_residual_connection: bool = flag(False,
         "Keep the residual stream, and the tensors between stages, in fp32.",
         idle_without="--bf16 or --fp16")
-# fmt: on
+    # fmt: on
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of parameters and activations."""
+        if self.fp16:
+            return torch.float16
+        return torch.bfloat16 if self.bf16 else torch.float32
 
-def activation_dtype(flags: Flags) -> torch.dtype:
-    """Return the dtype of parameters and activations."""
-    if flags[PrecisionFlags].fp16:
-        return torch.float16
-    return torch.bfloat16 if flags[TrainFlags].bf16 else torch.float32
-
-
-def gradient_dtype(flags: PrecisionFlags) -> torch.dtype:
-    """Return the dtype in which the gradients of an iteration add up."""
-    return torch.bfloat16 if flags.main_grads_dtype == "bf16" else torch.float32
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """Dtype in which the gradients of an iteration add up."""
+        return torch.bfloat16 if self.main_grads_dtype == "bf16" else torch.float32
 
 
 def loss_scale_of(flags: Flags) -> LossScaleSettings | None:
     """Return the loss scale of fp16; ``None``: another dtype, which needs no loss scale."""
-    return flags[LossScaleSettings] if flags[PrecisionFlags].fp16 else None
+    return flags[LossScaleSettings] if flags[PrecisionSettings].fp16 else None
 
 
 def narrow_types(flags: Flags) -> list[str]:
     """Return the flags that ask for gradients or moments of 16 bits, each with its value."""
     optimizer = flags[OptimizerSettings]
     types = {
-        "--main-grads-dtype": flags[PrecisionFlags].main_grads_dtype,
+        "--main-grads-dtype": flags[PrecisionSettings].main_grads_dtype,
         "--exp-avg-dtype": optimizer.exp_avg_dtype,
         "--exp-avg-sq-dtype": optimizer.exp_avg_sq_dtype,
     }

@@ -10,7 +10,7 @@ from megatron.config.cluster import ClusterFlags, known_gpu, linked_ranks, ranks
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.expert_ranks import replicas_exchange
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
-from megatron.config.precision import NARROW_SUMS, PrecisionFlags
+from megatron.config.precision import NARROW_SUMS, PrecisionSettings
 from megatron.config.train import TrainFlags, growth_of
 from megatron.flags.groups import Flags, options_of
 from megatron.flags.rules import notes, refuses
@@ -183,7 +183,7 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 @notes
 def _wide_sums(flags: Flags) -> Iterator[str]:
     alone = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size == 1
-    wide = flags[PrecisionFlags].main_grads_dtype != "bf16"
+    wide = flags[PrecisionSettings].main_grads_dtype != "bf16"
     if flags[ReplicaSettings].grad_reduce_in_bf16 and wide and not alone:
         yield (
             "--grad-reduce-in-bf16 rounds the gradients that travel, and a rank adds up in fp32; "

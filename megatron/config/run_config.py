@@ -7,8 +7,6 @@ the entrypoint sees no flags. The configurations here join several topics.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.checkpoint import checkpoints_of
 from megatron.config.corpora import corpora_of, sets_to_evaluate
@@ -28,7 +26,7 @@ from megatron.config.parallelism import (
     number_of_replicas,
     on_cuda,
 )
-from megatron.config.precision import PrecisionFlags, activation_dtype, gradient_dtype
+from megatron.config.precision import PrecisionSettings
 from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordSettings
 from megatron.config.train import (
@@ -158,13 +156,9 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         flags,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=activation_dtype(given),
-        gradient_dtype=gradient_dtype(given[PrecisionFlags]),
-        fp32_precision=given[PrecisionFlags].fp32_matmul_precision,
-        wide_stream=(
-            given[PrecisionFlags].fp32_residual_connection
-            and activation_dtype(given) != torch.float32
-        ),
+        dtype=given[PrecisionSettings].dtype,
+        gradient_dtype=given[PrecisionSettings].gradient_dtype,
+        precision=given[PrecisionSettings],
         eval_interval=flags.eval_interval if between else None,
         eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,
         final_sets=sets if evaluates else (),

@@ -12,7 +12,7 @@ from megatron.config.model import MODEL_GROUPS
 from megatron.config.offload import OffloadFlags
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import ParallelFlags
-from megatron.config.precision import PrecisionFlags
+from megatron.config.precision import PrecisionSettings
 from megatron.config.recompute import RecomputeFlags
 from megatron.config.records import RecordSettings
 from megatron.config.schedule import PipelineFlags
@@ -42,7 +42,7 @@ GROUPS: Final = (
     PipelineFlags,
     SliceFlags,
     TrainFlags,
-    PrecisionFlags,
+    PrecisionSettings,
     LossScaleSettings,
     EightBitSettings,
     RecomputeFlags,

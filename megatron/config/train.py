@@ -1,13 +1,14 @@
 """The length of a run, and its batches, which may grow in size: flags, rules, configuration."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 
 from megatron.config.batch_growth import parse_rampup, parse_size_steps
+from megatron.config.precision import PrecisionSettings
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.shares import EvaluationSet
 from megatron.flags.declare import flag, required
@@ -17,7 +18,7 @@ from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.optimizer.settings import HostStateSettings, Precision
+from megatron.optimizer.settings import HostStateSettings
 
 EVALUATION: Final = 100
 """Batches of an evaluation, if no flag gives their number."""
@@ -27,7 +28,7 @@ EVALUATION: Final = 100
 # fmt: off
 @dataclass(frozen=True)
 class TrainFlags:
-    """Length, batch size and precision."""
+    """Length, batch size and evaluations."""
 
     micro_batch_size: int = required("Samples per microbatch.", WIDTH)
     global_batch_size: int | None = flag(None, "Samples per iteration.", COUNT,
@@ -56,8 +57,6 @@ class TrainFlags:
     use_cpu_initialization: bool = flag(False,
         "Draw the initial weights on the CPU, also for GPUs. Otherwise a GPU draws other weights "
         "than a CPU, and another kind of GPU may draw others again.")
-    bf16: bool = flag(False,
-        "Parameters and activations in bf16, not fp32; master weights and gradients stay fp32.")
     eval_interval: int | None = flag(None,
         "Iterations between evaluations. There is an evaluation at the end too, also on the test "
         "set.",
@@ -135,9 +134,7 @@ class TrainConfig:
             ``torch.float32``.
         gradient_dtype: dtype in which the gradients of an iteration add up: fp32 or bf16. If
             ``dtype`` is fp32, this is fp32 too.
-        fp32_precision: precision of products of fp32 on GPUs, in PyTorch's words.
-        wide_stream: keep the residual stream, and the tensors between stages, in fp32, while
-            ``dtype`` has 16 bits.
+        precision: types of activations, gradients and the residual stream.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         replicas: number of replicas that share a global batch.
         rampup: how batches grow to ``global_batch_size``; ``None``: they do not grow.
@@ -172,13 +169,17 @@ class TrainConfig:
     captures_passes: bool = False
     could_capture: bool = True
     gradient_dtype: torch.dtype = torch.float32
-    fp32_precision: Precision = "highest"
-    wide_stream: bool = False
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     eight_bits: EightBitSettings | None = None
     grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
     host_states: HostStateSettings | None = None
     calculate_per_token_loss: bool = True
+
+    @property
+    def wide_stream(self) -> bool:
+        """Whether the residual stream is wider than activations, and tensors between stages too."""
+        return self.precision.fp32_residual_connection and self.dtype != torch.float32
 
     @property
     def num_microbatches(self) -> int:

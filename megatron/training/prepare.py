@@ -172,6 +172,6 @@ def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Train
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)
     if groups.device.type == "cuda":  # otherwise an environment variable would decide
-        torch.set_float32_matmul_precision(config.train.fp32_precision)
+        torch.set_float32_matmul_precision(config.train.precision.fp32_matmul_precision)
     record_memory(config.log, groups.device)
     return build_train_state(config, groups, prepared.run_plan)

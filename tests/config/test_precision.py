@@ -72,7 +72,7 @@ def test_an_overflow_never_ends_a_run_whose_scale_changes() -> None:
 
 
 def test_cpus_multiply_fp32_as_it_is() -> None:
-    assert run("").train.fp32_precision == "highest"
+    assert run("").train.precision.fp32_matmul_precision == "highest"
     found = run("--fp32-matmul-precision high")
-    assert found.train.fp32_precision == "high"
+    assert found.train.precision.fp32_matmul_precision == "high"
     assert [note for note in found.notes if note.startswith("--fp32-matmul-precision high changes")]

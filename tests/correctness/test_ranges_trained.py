@@ -17,7 +17,7 @@ from megatron.checkpoint.settings import UpcyclingSettings
 from megatron.config.command_line import parse
 from megatron.config.model import MODEL_GROUPS
 from megatron.config.optimizer import RateSpanFlags
-from megatron.config.precision import PrecisionFlags
+from megatron.config.precision import PrecisionSettings
 from megatron.flags.groups import declarations
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
@@ -27,7 +27,7 @@ _GROUPS: Final = (
     *MODEL_GROUPS,
     UpcyclingSettings,
     ExpertRankSettings,
-    PrecisionFlags,
+    PrecisionSettings,
     EightBitSettings,
     OptimizerSettings,
     MuonSettings,

@@ -14,12 +14,16 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters, random_parameters
 from reference.plain_loss import loss_and_gradients
 
+from megatron.config.precision import PrecisionSettings
 from megatron.config.run_config import RunConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
 
 
 def widened(config: RunConfig) -> RunConfig:
-    return replace(config, train=replace(config.train, wide_stream=True))
+    return replace(
+        config,
+        train=replace(config.train, precision=PrecisionSettings(fp32_residual_connection=True)),
+    )
 
 
 @pytest.mark.parametrize("model", [x if x == "llama" else full(x) for x in MODELS])

@@ -8,6 +8,7 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
+from megatron.config.precision import PrecisionSettings
 from megatron.config.run_config import RunConfig
 from megatron.planning.message_memory import kept_messages
 from megatron.planning.run_plan import make_run_plan
@@ -66,4 +67,7 @@ def test_ranks_that_share_tokens_share_messages_and_slices_do_not(
 
 
 def test_a_wide_stream_has_messages_in_fp32() -> None:
-    assert kept(Layout(2, "vocab-2"), wide_stream=True) == [2 * 2 * M * ONE] * 2
+    assert (
+        kept(Layout(2, "vocab-2"), precision=PrecisionSettings(fp32_residual_connection=True))
+        == [2 * 2 * M * ONE] * 2
+    )

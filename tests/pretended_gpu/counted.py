@@ -15,6 +15,7 @@ from pretended_gpu.launches import Counter, adds
 from pretended_gpu.rank import alone
 from torch import Tensor, nn
 
+from megatron.config.precision import PrecisionSettings
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.face import Kernels
@@ -117,7 +118,9 @@ CASES: Final = {
         LLAMA,
         options={"recomputation": Recomputation(frozenset(("core_attn", "layernorm", "mlp")))},
     ),
-    "wide stream": Case(LLAMA, options={"wide_stream": True}),
+    "wide stream": Case(
+        LLAMA, options={"precision": PrecisionSettings(fp32_residual_connection=True)}
+    ),
     "mixture": Case(MIXTURE),
     "mixture in fp32": Case(MIXTURE.replaced(moe_router_dtype="fp32"), torch.float32),
     "mixture with a wide router": Case(MIXTURE.replaced(moe_router_dtype="fp32")),

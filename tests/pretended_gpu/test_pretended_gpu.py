@@ -27,6 +27,7 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
+from megatron.config.precision import PrecisionSettings
 from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.optimizer.settings import LossScaleSettings
@@ -820,7 +821,13 @@ def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: Gp
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True
     )
-    own = memory(replace(config, train=replace(config.train, wide_stream=True)), gpus)
+    own = memory(
+        replace(
+            config,
+            train=replace(config.train, precision=PrecisionSettings(fp32_residual_connection=True)),
+        ),
+        gpus,
+    )
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

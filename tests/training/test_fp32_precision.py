@@ -9,6 +9,7 @@ import pytest
 import torch
 from planning.test_dry_run import config
 
+from megatron.config.precision import PrecisionSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.training import prepare
 
@@ -38,7 +39,7 @@ def test_the_flag_decides_on_gpus(
     monkeypatch.setattr(
         prepare, "build_train_state", lambda *_: seen.append(torch.get_float32_matmul_precision())
     )
-    train = replace(run.train, fp32_precision=asked)
+    train = replace(run.train, precision=PrecisionSettings(fp32_matmul_precision=asked))
     run = replace(run, train=train)
     prepared = prepare.Prepared(run, run, run.parallel.grid, plan, None, {})  # type: ignore[arg-type]
     prepare.set_up(prepared, None, 0)  # type: ignore[arg-type]  # nobody meets here

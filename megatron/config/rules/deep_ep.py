@@ -7,7 +7,7 @@ import torch
 
 from megatron.config.expert_ranks import expert_ranks, sizes_of_experts
 from megatron.config.parallelism import on_cuda
-from megatron.config.precision import activation_dtype
+from megatron.config.precision import PrecisionSettings
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses, refuses_in
 from megatron.layers.experts.settings import ExpertSettings
@@ -42,7 +42,7 @@ def _layer(flags: Flags) -> Iterator[str]:
     if not expert_ranks(flags).visits:
         return
     chosen, hidden = flags[ExpertSettings].moe_router_topk, flags[ShapeSettings].hidden_size
-    if activation_dtype(flags) != torch.bfloat16:
+    if flags[PrecisionSettings].dtype != torch.bfloat16:
         yield f"{_FLEX}: the package DeepEP sums tokens in bf16 only: add --bf16, {_INSTEAD}"
     _, sharing = sizes_of_experts(flags)
     if sharing > 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.precision import PrecisionFlags
+from megatron.config.precision import PrecisionSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
@@ -24,8 +24,8 @@ _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
     "train_micro_batch_size_per_gpu": (TrainFlags, "micro_batch_size"),
     "train_batch_size": (TrainFlags, "global_batch_size"),
     "gradient_clipping": (OptimizerSettings, "clip_grad"),
-    "bf16.enabled": (TrainFlags, "bf16"),
-    "fp16.enabled": (PrecisionFlags, "fp16"),
+    "bf16.enabled": (PrecisionSettings, "bf16"),
+    "fp16.enabled": (PrecisionSettings, "fp16"),
     "fp16.loss_scale": (LossScaleSettings, "loss_scale"),
     "fp16.initial_scale_power": (LossScaleSettings, "initial_loss_scale"),
     "fp16.loss_scale_window": (LossScaleSettings, "loss_scale_window"),

@@ -7,7 +7,7 @@ from typing import Final
 from megatron.config.cluster import ClusterFlags
 from megatron.config.log import LogSettings
 from megatron.config.parallelism import on_cuda
-from megatron.config.precision import PrecisionFlags
+from megatron.config.precision import PrecisionSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags, declarations
 from megatron.flags.rules import notes_in
@@ -18,7 +18,10 @@ CPUINFO: Final = Path("/proc/cpuinfo")
 
 @notes_in("real")
 def _narrow_products_on_cpus(flags: Flags) -> Iterator[str]:
-    for is_asked, name in ((flags[TrainFlags].bf16, "bf16"), (flags[PrecisionFlags].fp16, "fp16")):
+    for is_asked, name in (
+        (flags[PrecisionSettings].bf16, "bf16"),
+        (flags[PrecisionSettings].fp16, "fp16"),
+    ):
         if is_asked and not on_cuda(flags) and not _cpu_multiplies(name):
             yield (
                 f"--{name} makes this run slower: this CPU has no instructions for {name} products "
@@ -42,7 +45,7 @@ _FREE: Final = "ranks on CPUs plan with free communication, until its time is me
 
 
 _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
-    PrecisionFlags: {"fp32_matmul_precision": "CPUs multiply fp32 as it is"},
+    PrecisionSettings: {"fp32_matmul_precision": "CPUs multiply fp32 as it is"},
     ClusterFlags: {
         "nccl_max_ctas_p2p": _GLOO,
         "nccl_max_ctas_vocab": _GLOO,

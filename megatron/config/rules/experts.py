@@ -10,7 +10,7 @@ from megatron.config.experts import is_mixture, upcycling_of
 from megatron.config.grouped_products import GROUPED, grouped_package, in_eight_bits
 from megatron.config.model import sound_model
 from megatron.config.parallelism import ParallelFlags, number_of_replicas, on_cuda
-from megatron.config.precision import activation_dtype
+from megatron.config.precision import PrecisionSettings
 from megatron.flags.conditions import alternatives
 from megatron.flags.declare import Declaration
 from megatron.flags.groups import Flags, all_declarations, options_of
@@ -140,7 +140,7 @@ _BRINGS: Final = {
 @refuses
 def _type_of_products(flags: Flags) -> Iterator[str]:
     package = grouped_package(flags)
-    if package is not None and activation_dtype(flags) not in TYPES[package]:
+    if package is not None and flags[PrecisionSettings].dtype not in TYPES[package]:
         can = {torch.bfloat16: "--bf16", torch.float16: "--fp16"}
         asked = " or ".join(can[dtype] for dtype in TYPES[package])
         yield (

@@ -16,7 +16,7 @@ from megatron.config.optimizer_kind import (
     updates,
 )
 from megatron.config.parallelism import ParallelFlags, on_cuda
-from megatron.config.precision import PrecisionFlags, narrow_types
+from megatron.config.precision import PrecisionSettings, narrow_types
 from megatron.config.train import TrainFlags
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
@@ -114,7 +114,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _states(flags: Flags) -> Iterator[str]:
-    precision, kind = flags[PrecisionFlags], flags[OptimizerSettings].optimizer
+    precision, kind = flags[PrecisionSettings], flags[OptimizerSettings].optimizer
     narrow = narrow_types(flags)
     if narrow and precision.use_precision_aware_optimizer and kind != "adam":
         yield (

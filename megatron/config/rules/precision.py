@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.guard import GuardSettings
-from megatron.config.precision import NEEDS_16_BITS, PrecisionFlags, loss_scale_of, narrow_types
-from megatron.config.train import TrainFlags
+from megatron.config.precision import NEEDS_16_BITS, PrecisionSettings, loss_scale_of, narrow_types
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, refuses
 from megatron.optimizer.settings import LossScaleSettings
@@ -13,7 +14,7 @@ from megatron.optimizer.settings import LossScaleSettings
 
 @notes
 def _idle_check(flags: Flags) -> Iterator[str]:
-    precision = flags[PrecisionFlags]
+    precision = flags[PrecisionSettings]
     checks_nothing = flags[GuardSettings].no_check_for_nan_in_loss_and_grad
     if checks_nothing and precision.fp16 and flags[LossScaleSettings].loss_scale is None:
         yield (
@@ -40,7 +41,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 
     Gradients in bf16 are also refused if activations are fp32.
     """
-    precision = flags[PrecisionFlags]
+    precision = flags[PrecisionSettings]
     narrow = narrow_types(flags)
     if narrow and not precision.use_precision_aware_optimizer:
         for given in narrow:
@@ -48,7 +49,7 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
                 f"{given} needs --use-precision-aware-optimizer, as in Megatron: add it, or use "
                 "fp32"
             )
-    if precision.main_grads_dtype == "bf16" and not (flags[TrainFlags].bf16 or precision.fp16):
+    if precision.main_grads_dtype == "bf16" and not (precision.bf16 or precision.fp16):
         yield (
             "--main-grads-dtype bf16: gradients are as exact as the activations, which are fp32: "
             "add --bf16 or --fp16, or use fp32"
@@ -58,13 +59,13 @@ def _narrow_types(flags: Flags) -> Iterator[str]:
 @refuses
 def _counted_type(flags: Flags) -> Iterator[str]:
     """Refuse a dry run in fp32, because its costs are costs of 16-bit numbers."""
-    if flags[DryRunSettings].dry_run and not (flags[TrainFlags].bf16 or flags[PrecisionFlags].fp16):
+    if flags[DryRunSettings].dry_run and flags[PrecisionSettings].dtype == torch.float32:
         yield NEEDS_16_BITS
 
 
 @notes
 def _idle_awareness(flags: Flags) -> Iterator[str]:
-    precision = flags[PrecisionFlags]
+    precision = flags[PrecisionSettings]
     if precision.use_precision_aware_optimizer and not narrow_types(flags):
         yield (
             "--use-precision-aware-optimizer changes nothing: --main-grads-dtype, --exp-avg-dtype "
