@@ -13,13 +13,13 @@ from megatron.config.experts import is_mixture
 from megatron.config.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.config.pairs import hides_collectives
 from megatron.config.parallelism import ParallelFlags, on_cuda
-from megatron.config.recompute import RecomputeFlags
 from megatron.config.slices import SliceFlags
 from megatron.data.settings import DocumentSettings
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.layers.settings import AttentionSettings
 from megatron.model.settings import BlockSettings, FurtherTokensSettings
 
@@ -27,7 +27,7 @@ from megatron.model.settings import BlockSettings, FurtherTokensSettings
 # The formatter is off so that the flags read as a table.
 # fmt: off
 @dataclass(frozen=True)
-class GraphFlags:
+class GraphSettings:
     """How the host launches passes."""
 
     cuda_graph_impl: Literal["none", "local"] = flag("none",
@@ -39,7 +39,7 @@ class GraphFlags:
 
 def captures_passes(flags: Flags) -> bool:
     """Return whether passes are captured as graphs, in a dry run on the GPU that it is about."""
-    asked = flags[GraphFlags].cuda_graph_impl == "local"
+    asked = flags[GraphSettings].cuda_graph_impl == "local"
     on_gpus = flags[DryRunSettings].dry_run or on_cuda(flags)
     return asked and on_gpus and could_capture(flags)
 
@@ -84,7 +84,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
 
 def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
     """Yield a line on each flag that changes what a pass keeps, after the pass."""
-    if flags[RecomputeFlags].recompute_ahead is not None:
+    if flags[RecomputeSettings].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
     if flags[OffloadFlags].cpu_offload and not HOST.is_open(flags):
         yield f"{OFFLOAD} lets go of memory to which the kernels of a graph would write"
@@ -92,20 +92,20 @@ def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
 
 @notes
 def _launched_one_by_one(flags: Flags) -> Iterator[str]:
-    if flags[GraphFlags].cuda_graph_impl == "local":
+    if flags[GraphSettings].cuda_graph_impl == "local":
         for obstacle in _obstacles(flags):
             yield f"--cuda-graph-impl local changes nothing: {obstacle}"
 
 
 @notes_in("real")
 def _on_this_machine(flags: Flags) -> Iterator[str]:
-    if flags[GraphFlags].cuda_graph_impl == "local" and not on_cuda(flags):
+    if flags[GraphSettings].cuda_graph_impl == "local" and not on_cuda(flags):
         yield "--cuda-graph-impl local changes nothing: ranks on CPUs launch nothing"
 
 
 @notes_in("dry")
 def _not_predicted(flags: Flags) -> Iterator[str]:
-    if flags[GraphFlags].cuda_graph_impl == "local" and not any(_obstacles(flags)):
+    if flags[GraphSettings].cuda_graph_impl == "local" and not any(_obstacles(flags)):
         yield (
             "--cuda-graph-impl local changes nothing in a dry run, which counts neither the time "
             "that the host saves nor the memory that slots do not share"

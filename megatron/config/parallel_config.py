@@ -16,7 +16,6 @@ from megatron.config.expert_ranks import expert_ranks
 from megatron.config.offload import host_bandwidth, host_memory, offloaded_chunks
 from megatron.config.pairs import pairs_of
 from megatron.config.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
-from megatron.config.recompute import RecomputeFlags
 from megatron.config.replicas import replicas_of
 from megatron.config.schedule import (
     PipelineFlags,
@@ -28,6 +27,7 @@ from megatron.config.schedule import (
 from megatron.config.slices import SliceFlags, strategy_of
 from megatron.config.stages import distribution_of
 from megatron.flags.groups import Flags, copied
+from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.distribution import LayerDistribution
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
@@ -196,7 +196,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
         layers=distribution_of(flags, treatment),
         memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
-        recompute_ahead=flags[RecomputeFlags].recompute_ahead,
+        recompute_ahead=flags[RecomputeSettings].recompute_ahead,
         offloaded=offloaded_chunks(flags),
         host_bandwidth=host_bandwidth(flags),
         host_memory=host_memory(flags),

@@ -27,7 +27,6 @@ from megatron.config.parallelism import (
     on_cuda,
 )
 from megatron.config.precision import PrecisionSettings
-from megatron.config.recompute import RecomputeFlags, recomputation_of
 from megatron.config.records import RecordSettings
 from megatron.config.train import (
     EVALUATION,
@@ -41,6 +40,7 @@ from megatron.config.vocabulary import vocabulary
 from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import Flags, copied
+from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.simulator.costs.gpus import Gpu
@@ -167,7 +167,7 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         rampup=growth_of(flags),
         length=flags.train_samples,
         vocab_recompute=given[ParallelFlags].vocab_recompute,
-        recomputation=recomputation_of(given[RecomputeFlags]),
+        recomputation=given[RecomputeSettings].recomputation,
         captures_passes=captures_passes(given),
         could_capture=could_capture(given),
         eight_bits=eight_bits_of(given),

@@ -5,7 +5,7 @@ from typing import Final
 from megatron.checkpoint.settings import CheckpointSettings, UpcyclingSettings
 from megatron.config.cluster import ClusterFlags
 from megatron.config.dry_run import DryRunSettings
-from megatron.config.graphs import GraphFlags
+from megatron.config.graphs import GraphSettings
 from megatron.config.guard import GuardSettings
 from megatron.config.log import LogSettings
 from megatron.config.model import MODEL_GROUPS
@@ -13,7 +13,6 @@ from megatron.config.offload import OffloadFlags
 from megatron.config.optimizer import RateSpanFlags
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.precision import PrecisionSettings
-from megatron.config.recompute import RecomputeFlags
 from megatron.config.records import RecordSettings
 from megatron.config.schedule import PipelineFlags
 from megatron.config.slices import SliceFlags
@@ -23,6 +22,7 @@ from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
 from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.optimizer.settings import (
     HostStateSettings,
     LossScaleSettings,
@@ -45,9 +45,9 @@ GROUPS: Final = (
     PrecisionSettings,
     LossScaleSettings,
     EightBitSettings,
-    RecomputeFlags,
+    RecomputeSettings,
     OffloadFlags,
-    GraphFlags,
+    GraphSettings,
     OptimizerSettings,
     MuonSettings,
     RateSpanFlags,
