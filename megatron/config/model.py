@@ -1,4 +1,4 @@
-"""The model that flags make, and the rules about its parts."""
+"""The model that flags make."""
 
 from dataclasses import fields, replace
 from typing import Any, Final
