@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
@@ -13,15 +12,13 @@ from megatron.config.gpu_driver import why_gpus_are_out_of_reach
 from megatron.config.parallelism import ParallelFlags, on_cuda
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
-from megatron.flags.ranges import BANDWIDTH, LATENCY, RANKS, up_to
+from megatron.flags.ranges import BANDWIDTH, LATENCY, RANKS
 from megatron.flags.rules import notes_in, refuses_in
 from megatron.parallel.environment import local_world_size
 from megatron.parallel.grid import Order
-from megatron.parallel.nccl import MOST_BLOCKS, BlockLimits
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 
-_BLOCKS: Final = up_to(MOST_BLOCKS)
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
 
 
@@ -30,13 +27,6 @@ _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build
 @dataclass(frozen=True)
 class ClusterFlags:
     """GPUs and machines."""
-
-    nccl_max_ctas_p2p: int = flag(4,
-        "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
-    nccl_max_ctas_vocab: int = flag(4,
-        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
-    nccl_max_ctas_data: int = flag(16,
-        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
 
     ranks_per_node: int | None = flag(None,
         "Ranks of a machine. Links connect them; the network connects machines.", RANKS,
@@ -109,15 +99,6 @@ def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
 
 def _times(unit: float, value: float | None) -> float | None:
     return None if value is None else unit * value
-
-
-def block_limits(flags: ClusterFlags) -> BlockLimits:
-    """Return the numbers of thread blocks that NCCL may use."""
-    return BlockLimits(
-        transfers=flags.nccl_max_ctas_p2p,
-        vocabulary=flags.nccl_max_ctas_vocab,
-        gradients=flags.nccl_max_ctas_data,
-    )
 
 
 def known_gpu(flags: Flags) -> Gpu | None:

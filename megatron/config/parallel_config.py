@@ -6,7 +6,6 @@ from typing import Literal
 
 from megatron.config.cluster import (
     ClusterFlags,
-    block_limits,
     known_gpu,
     linked_ranks,
     links_of,
@@ -31,7 +30,7 @@ from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.distribution import LayerDistribution
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
-from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.nccl import BlockSettings
 from megatron.parallel.placement import Placement
 from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
@@ -110,7 +109,7 @@ class ParallelConfig:
     seq_split_strategy: SliceStrategy = "uniform"
     experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
     pairs: PairSettings = field(default_factory=PairSettings)
-    nccl_blocks: BlockLimits = field(default_factory=BlockLimits)
+    nccl_blocks: BlockSettings = field(default_factory=BlockSettings)
     ranks_per_machine: int | None = None
     numa_binding: bool = False
     gpu: Gpu | None = None
@@ -203,7 +202,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         replicas=replicas_of(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
-        nccl_blocks=block_limits(flags[ClusterFlags]),
+        nccl_blocks=flags[BlockSettings],
         gpu=own_gpu,
         links=None if own_gpu is None else links_of(flags[ClusterFlags], own_gpu),
     )

@@ -29,6 +29,7 @@ from megatron.optimizer.settings import (
     MuonSettings,
     OptimizerSettings,
 )
+from megatron.parallel.nccl import BlockSettings
 from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
 
@@ -58,6 +59,7 @@ GROUPS: Final = (
     TokenizerSettings,
     FillSettings,
     ReplicaSettings,
+    BlockSettings,
     ClusterFlags,
     CheckpointSettings,
     GuardSettings,

@@ -36,7 +36,7 @@ import torch
 from megatron.parallel.grid import Grid, Tiling
 from megatron.parallel.groups import STATE, connect_grid
 from megatron.parallel.links import Link
-from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.nccl import BlockSettings
 
 MIB: Final = float(1 << 20)
 
@@ -72,7 +72,7 @@ class Communicators:
 
 @lru_cache(maxsize=256)
 def communicators(
-    grid: Grid, ends: tuple[int, int], links: tuple[Link, ...], limits: BlockLimits
+    grid: Grid, ends: tuple[int, int], links: tuple[Link, ...], limits: BlockSettings
 ) -> tuple[Communicators, ...]:
     """Return the communicators of a rank at every pipeline rank; all ranks there have the same.
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from megatron.parallel.grid import Axis, AxisName, Grid, Tiling
 from megatron.parallel.links import Link
-from megatron.parallel.nccl import BlockLimits, group_options
+from megatron.parallel.nccl import BlockSettings, group_options
 from megatron.parallel.turns import Turns
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ def make_groups(
     timeout: timedelta,
     ends: tuple[int, int] | None = None,
     links: Sequence[Link] = (),
-    limits: BlockLimits | None = None,
+    limits: BlockSettings | None = None,
 ) -> Groups:
     """Make the groups of this rank; every rank of the job calls it once, after initialisation.
 

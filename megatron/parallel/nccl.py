@@ -29,12 +29,16 @@ from typing import Final
 
 import torch.distributed as dist
 
+from megatron.flags.declare import flag
+from megatron.flags.ranges import up_to
 from megatron.parallel.links import Link
 
 LAUNCH_ORDER: Final = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 MOST_BLOCKS: Final = 64
 """Thread blocks of a communicator without a limit: NCCL's largest number of channels."""
+
+_BLOCKS: Final = up_to(MOST_BLOCKS)
 
 SPARE_MULTIPROCESSORS: Final = 12
 """Multiprocessors that the host's order leaves to passes. A product that finds none cannot run, and
@@ -44,23 +48,27 @@ whole cluster."""
 
 
 @dataclass(frozen=True)
-class BlockLimits:
-    """Thread blocks that NCCL may use on a GPU, by the use of a communicator.
+class BlockSettings:
+    """Thread blocks of NCCL, by the use of a communicator.
+
+    A collective of the vocabulary layers waits beside passes for its last rank, longer than it
+    moves data. So it has only as many blocks as a network of 400 Gb/s needs.
 
     Attributes:
-        transfers: blocks of each link between stages.
-        vocabulary: blocks of a collective of the vocabulary layers. Beside passes it waits for its
-            last rank longer than it moves data, so it has only as many as a network of 400 Gb/s
-            needs.
-        gradients: blocks of a reduction of gradients, or of a gathering of parameters.
         control: blocks of sums of a few numbers outside the schedule. Few blocks save memory: every
             block of a communicator has buffers of its own, and a rank has several such
             communicators.
     """
 
-    transfers: int = 4
-    vocabulary: int = 4
-    gradients: int = 16
+    # fmt: off
+    nccl_max_ctas_p2p: int = flag(4,
+        "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
+    nccl_max_ctas_vocab: int = flag(4,
+        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
+    nccl_max_ctas_data: int = flag(16,
+        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
+    # fmt: on
+
     control: int = 2
 
     def of(self, use: str) -> int | None:
@@ -71,10 +79,10 @@ class BlockLimits:
         multiprocessors from it.)
         """
         limits = {
-            "transfers": self.transfers,
-            "vocabulary": self.vocabulary,
-            "gradients": self.gradients,
-            "ends": self.gradients,
+            "transfers": self.nccl_max_ctas_p2p,
+            "vocabulary": self.nccl_max_ctas_vocab,
+            "gradients": self.nccl_max_ctas_data,
+            "ends": self.nccl_max_ctas_data,
             "control": self.control,
         }
         return limits.get(use.partition(" ")[0])
@@ -90,7 +98,8 @@ class BlockLimits:
             of_passes: collectives of passes, without a limit, that may be under way together.
         """
         own = sum(pipeline_rank in link.ends for link in links)
-        return own * self.transfers + self.vocabulary + self.gradients + MOST_BLOCKS * of_passes
+        collectives = self.nccl_max_ctas_vocab + self.nccl_max_ctas_data + MOST_BLOCKS * of_passes
+        return own * self.nccl_max_ctas_p2p + collectives
 
 
 def set_launch_order(blocks: int, multiprocessors: int) -> None:
@@ -109,12 +118,12 @@ _UNHURRIED: Final = frozenset({"gradients", "ends", "control"})
 
 
 def group_options(
-    use: str, limits: BlockLimits, timeout: timedelta
+    use: str, limits: BlockSettings, timeout: timedelta
 ) -> "dist.ProcessGroupNCCL.Options":
     """Return the options of a communicator of NCCL.
 
     Args:
-        use: use of the group, as for ``BlockLimits.of``.
+        use: use of the group, as for ``BlockSettings.of``.
         limits: blocks at most, by use.
         timeout: timeout of the group; PyTorch warns if the options have another timeout.
     """

@@ -193,9 +193,9 @@ def _simulated(
 ) -> Clocks:
     """Simulate a program; its passes are slower while collectives are under way."""
     limits, processors = config.parallel.nccl_blocks, cluster.rates.multiprocessors
-    vocabulary = 0.0 if free else limits.vocabulary / processors
+    vocabulary = 0.0 if free else limits.nccl_max_ctas_vocab / processors
     alone = Clocks(program, costs)
-    slowed = crowded(alone, costs, vocabulary, limits.gradients / processors)
+    slowed = crowded(alone, costs, vocabulary, limits.nccl_max_ctas_data / processors)
     return alone if slowed is costs else Clocks(alone.numbered, slowed)
 
 

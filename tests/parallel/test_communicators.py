@@ -11,9 +11,9 @@ from megatron.parallel.communicators import MIB, RECEIVER, SENDER, communicators
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import STATE, make_groups
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.nccl import BlockSettings
 
-LIMITS = BlockLimits()
+LIMITS = BlockSettings()
 
 
 def straight(p: int) -> tuple[Link, ...]:
@@ -75,7 +75,7 @@ def test_a_link_costs_most_where_it_is_received() -> None:
     without = communicators(Grid(pipeline_size=2), (0, 0), straight(2)[:1], LIMITS)
     [one] = straight(2)[:1]
     assert without[one.receiver].estimated - without[one.sender].estimated == pytest.approx(
-        LIMITS.transfers * (RECEIVER - SENDER)
+        LIMITS.nccl_max_ctas_p2p * (RECEIVER - SENDER)
     )
 
 
@@ -84,7 +84,7 @@ def test_memory_follows_the_blocks_and_the_neighbours() -> None:
     sums = 2
     for d, neighbours in ((2, 1), (3, 2), (1000, 2)):
         for blocks in (8, 16):
-            limits = BlockLimits(gradients=blocks)
+            limits = BlockSettings(nccl_max_ctas_data=blocks)
             [own] = communicators(Grid(data_size=d), (0, 0), (), limits)
             assert own.number == 3 - 1
             channels = blocks + sums

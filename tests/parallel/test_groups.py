@@ -13,7 +13,7 @@ from megatron.parallel import collectives, p2p
 from megatron.parallel.grid import AxisName, Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import BlockLimits
+from megatron.parallel.nccl import BlockSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AXES: tuple[AxisName, ...] = ("world", "tensor", "context", "data", "pipeline")
@@ -208,7 +208,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
 
 
 def test_communicators_have_few_blocks_and_are_made_at_once(nccl: list[SimpleNamespace]) -> None:
-    limits, links = BlockLimits(transfers=3, vocabulary=5, gradients=7), both_ways(2)
+    limits, links = BlockSettings(3, 5, 7), both_ways(2)
     make_groups(Grid(2, 2, 2), CUDA, timedelta(seconds=60), (0, 1), links, limits)
     blocks, clusters = dict[str, set[int | None]](), dict[str, set[int | None]]()
     hurried = dict[str, set[bool]]()

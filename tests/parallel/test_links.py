@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import LAUNCH_ORDER, MOST_BLOCKS, BlockLimits, set_launch_order
+from megatron.parallel.nccl import LAUNCH_ORDER, MOST_BLOCKS, BlockSettings, set_launch_order
 from megatron.runtime.communicator import links_of
 from megatron.schedules.lower import lane
 from megatron.schedules.make_plan import make_plan
@@ -72,7 +72,7 @@ def test_nccl_orders_launches_where_not_all_blocks_fit(
     tensor: int, multiprocessors: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     v_shape = links_of(make_plan("zb-v", "vocab-2", 4, 4))
-    blocks = BlockLimits().at_once(v_shape, 1, tensor - 1)
+    blocks = BlockSettings().at_once(v_shape, 1, tensor - 1)
     assert blocks == 4 * 8 + 4 + 16 + (MOST_BLOCKS if tensor > 1 else 0)
     monkeypatch.setenv(LAUNCH_ORDER, "")
     monkeypatch.delenv(LAUNCH_ORDER)

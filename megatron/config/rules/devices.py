@@ -11,6 +11,7 @@ from megatron.config.precision import PrecisionSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags, declarations
 from megatron.flags.rules import notes_in
+from megatron.parallel.nccl import BlockSettings
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -46,10 +47,12 @@ _FREE: Final = "ranks on CPUs plan with free communication, until its time is me
 
 _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
     PrecisionSettings: {"fp32_matmul_precision": "CPUs multiply fp32 as it is"},
-    ClusterFlags: {
+    BlockSettings: {
         "nccl_max_ctas_p2p": _GLOO,
         "nccl_max_ctas_vocab": _GLOO,
         "nccl_max_ctas_data": _GLOO,
+    },
+    ClusterFlags: {
         "no_numa_binding": "ranks on CPUs are bound to none",
         "link_bandwidth": _FREE,
         "link_latency": _FREE,
