@@ -398,7 +398,9 @@ def test_what_changes_nothing_is_told_and_trains_the_same(
         assert found >= 0, f"no {word!r} in its place in: {note}"
         position = found + len(word)
     assert config.parallel == plain.parallel
-    assert replace(config.train, eval_iters=100) == plain.train
+    assert config.train.wide_stream == plain.train.wide_stream
+    same = replace(config.train, eval_iters=100, precision=plain.train.precision)
+    assert same == plain.train
     samples = range(0, 30, 3)
     constant = replace(plain.optimizer, lr_decay_style=config.optimizer.lr_decay_style)
     assert [rates(config.optimizer, n) for n in samples] == [rates(constant, n) for n in samples]
