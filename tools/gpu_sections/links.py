@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.parallel.nccl import BlockLimits, group_options
+from megatron.parallel.nccl import BlockSettings, group_options
 from tools.gpu_sections.ranks import free_port, variables
 from tools.gpu_sections.timing import Scale, Section, seconds_of, table
 
@@ -127,7 +127,7 @@ def _connect(ends: _Ends, blocks: int, timeout: timedelta) -> None:
     """Make a link of so many blocks, send one message, and note the memory that it took."""
     on_gpu = ends.scale.device.type == "cuda"
     before = torch.cuda.mem_get_info()[0] if on_gpu else 0
-    limits = BlockLimits(transfers=blocks)
+    limits = BlockSettings(nccl_max_ctas_p2p=blocks)
     options = group_options("transfers", limits, timeout) if on_gpu else None
     group = dist.new_group([0, 1], timeout, pg_options=options)
     message = torch.zeros(1 << 16, device=ends.scale.device)
