@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the reference: pip install transform
 
 from checkpoint.foreign.changed_fields import config_of
 from checkpoint.foreign.known_models import weights
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.foreign.families import FAMILIES, family_for, family_of
@@ -73,6 +73,34 @@ def test_opt_has_no_positions_for_longer_samples(tmp_path: Path) -> None:
 def test_longrope_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     imported("phi 4 mini, longrope", tmp_path, "--seq-length", "20")
     assert "scales RoPE by longrope. Here --seq-length decides" in capsys.readouterr().err
+
+
+def test_the_depth_of_glm_4_5_is_imported_and_exported(tmp_path: Path) -> None:
+    """Its files have DeepSeek-V3's names; transformers reads past them."""
+    theirs, tokens = random_model("glm 4.5"), some_tokens()
+    theirs.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.startswith("model.layers.3.")]:
+        tensors[name.replace("layers.3", "layers.4")] = tensors[name] + 0.01
+    more = {"enorm": (32,), "hnorm": (32,), "eh_proj": (32, 64), "shared_head.norm": (32,)}
+    for name, shape in more.items():
+        tensors[f"model.layers.4.{name}.weight"] = torch.rand(shape)
+    tensors["model.layers.4.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.4.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    config = tmp_path / "theirs" / "config.json"
+    values = json.loads(config.read_text())
+    values.pop("num_mtp_layers", None)
+    config.write_text(json.dumps(values | {"num_nextn_predict_layers": 1}))
+    main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours"), "--seq-length", "20"])
+    where = choose(tmp_path / "ours", None)
+    assert read_model(where).further.mtp_num_layers == 1
+    assert (run_logits(where, tokens) - their_logits(theirs, tokens)).abs().max() < 1e-4
+    main(["export", str(tmp_path / "ours"), str(tmp_path / "again")])
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name], own) for name, own in tensors.items())
 
 
 @pytest.mark.parametrize("length", [16, 17])
