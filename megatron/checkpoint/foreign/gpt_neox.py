@@ -23,7 +23,11 @@ def _read(c: Fields) -> Values:
     given = dict(c.all)
     for name, other in _OWN.items():
         c.check(other, (None, c.any(name, None)), None)  # transformers reads past it
-        given[other] = given.pop(name, None)
+        if c.is_null(name):
+            raise c.fault(name, "a number")
+        given.pop(other, None)
+        if name in given:
+            given[other] = given.pop(name)
     is_parallel = c.truth("use_parallel_residual", True)
     return (
         sizes(Fields(given | {"num_key_value_heads": None}, c.origin))

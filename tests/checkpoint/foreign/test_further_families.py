@@ -103,6 +103,12 @@ def test_the_depth_of_glm_4_5_is_imported_and_exported(tmp_path: Path) -> None:
     assert all(torch.equal(again[name], own) for name, own in tensors.items())
 
 
+def test_a_quarter_of_gpt_neoxs_heads_turns_where_a_file_tells_nothing() -> None:
+    values = {name: own for name, own in config_of("gpt-neox").items() if "rope" not in name}
+    config = Fields(values, "config.json")
+    assert family_of(config).model_of(config, 20).positions.rotary_percent == 0.25
+
+
 @pytest.mark.parametrize("length", [16, 17])
 def test_samples_on_both_sides_of_longropes_length(length: int, tmp_path: Path) -> None:
     """16 tokens take the divisors of short samples, 17 tokens those of long ones."""
