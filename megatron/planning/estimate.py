@@ -7,7 +7,7 @@ takes the same time, the steady interval, and adds no memory. So a plan of two r
 pipeline tells as much as a plan of hundreds of microbatches.
 """
 
-from math import ceil
+from math import ceil, gcd
 from typing import NamedTuple
 
 from megatron.config.run_config import RunConfig
@@ -84,16 +84,18 @@ def planned_microbatches(request: Request) -> int:
     share of the activations, more rounds are needed. If the microbatches of a schedule go in
     groups, the last group is as full as in the run. All microbatches are needed by a schedule whose
     memory grows with each of them, and by a plan from a file.
+
+    A round of slices has 2 p slices. The last microbatch of slices is not like the others, so it
+    is one more.
     """
-    p, m = request.ranks, request.microbatches
+    p, m, n = request.ranks, request.microbatches, request.slices
     known = SCHEDULES.get(request.schedule)
-    rounds = 2 * p + 1 if known is None else ceil(2 * p / known.kept) + 1
-    if known is None or rounds >= m:
+    if known is None or (rounds := ceil(2 * p / known.kept / n) + 1 + (n > 1)) >= m:
         return m
     group = max(block_of(request, known).group, 1)
-    few = min(rounds + (m - rounds) % group, m)
+    few = min(rounds + (m - rounds) % (group // gcd(group, n)), m)
     chunks = request.chunks or known.chunks
-    grows = known.promise(p, m, chunks) > known.promise(p, few, chunks)
+    grows = known.promise(p, m * n, chunks) > known.promise(p, few * n, chunks)
     return m if grows else few
 
 
@@ -103,6 +105,9 @@ def steady_interval(timeline: Timeline, plan: Plan) -> float:
     The result is the mean time between two B of the last stage in the last round of the pipeline,
     and at least the busiest rank's work for one microbatch. The plan must have more microbatches
     than ranks.
+
+    Between the B of a microbatch's slices stand F of the next microbatch. So the last microbatch of
+    slices, which none follows, is left out. The plan must have two microbatches more than a round.
     """
     rank, chunk = plan.stages[-1]
     ends = {
@@ -110,8 +115,8 @@ def steady_interval(timeline: Timeline, plan: Plan) -> float:
         for span in timeline.compute(rank)
         if span.kind == "B" and span.chunk == chunk
     }
-    last = plan.microbatches - 1
-    between = (ends[last] - ends[last - plan.ranks]) / plan.ranks
+    last, around = plan.microbatches - 1 - (plan.slices > 1), ceil(plan.ranks / plan.slices)
+    between = (ends[last] - ends[last - around]) / around
     passes = (
         sum(span.end - span.start for span in timeline.compute(rank) if span.kind != "U")
         for rank in range(timeline.ranks)

@@ -34,6 +34,22 @@ def test_it_is_near_the_forecast_of_all_microbatches(schedule: str, vocabulary: 
     assert found.fullest.peak == pytest.approx(whole.fullest.peak, rel=0.05)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", full("interleaved"), full("zb-v")])
+@pytest.mark.parametrize("slices", [4, full(2)])
+def test_of_slices_it_is_near_the_forecast_of_all_microbatches(schedule: str, slices: int) -> None:
+    """Two rounds of slices are few microbatches, and neither plan is searched for."""
+    run = config(4, "vocab-2", schedule)
+    parallel = replace(run.parallel, num_seq_splits=slices)
+    run = replace(run, parallel=parallel, train=replace(run.train, global_batch_size=2 * 22))
+    [found] = asked(run)
+    candidate = replace(found, request=replace(found.request, shortened=False))
+    few = candidate.estimate(Watch(), gpu("A100"))
+    whole = forecast_run(run, candidate.run_plan, gpu("A100"))
+    assert few.planned <= 2 * 4 // slices + 2
+    assert few.seconds == pytest.approx(whole.outcome.seconds, rel=0.01)
+    assert few.fullest.peak == pytest.approx(whole.fullest.peak, rel=0.01)
+
+
 def test_of_few_microbatches_it_is_the_forecast() -> None:
     run = config(4, "vocab-2", "zb-h1")
     [candidate] = asked(run)
