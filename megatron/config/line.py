@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
-from megatron.config.command_line import judged, run_of
+from megatron.config.command_line import judged, run_of, with_default_batch, without_training
 from megatron.config.edit import Choice, Edit, edited
 from megatron.config.run_config import RunConfig
-from megatron.config.topics import DECLARED
+from megatron.config.topics import DECLARED, GROUPS
 from megatron.config.words import sort_words
-from megatron.flags.groups import Flags, Reading
+from megatron.flags.groups import Flags, Reading, declarations, filled
 from megatron.simulator.costs.gpus import Gpu
 
 Key = frozenset[tuple[str, tuple[str, ...]]]
@@ -74,10 +75,11 @@ class Line:
         """The flags with all mistakes and notes."""
         return judged(self.given, self.world_size)
 
-    @property
+    @cached_property
     def flags(self) -> Flags:
-        """The flags, with or without mistakes."""
-        return self.reading.flags
+        """The flags, with or without mistakes; no rule judges them."""
+        groups = {group: _group(group, _words_of(group, self.given)) for group in GROUPS}
+        return without_training(with_default_batch(Flags(groups, self.world_size, self.given)))
 
     @property
     def fault(self) -> str:
@@ -93,3 +95,23 @@ class Line:
         if self.reading.mistakes:
             raise ValueError("\n".join(self.reading.mistakes))
         return run_of(self.reading).on(gpu)
+
+
+Words = tuple[tuple[str, tuple[str, ...]], ...]
+"""Flags, each with the words behind it."""
+
+
+@cache
+def _group(group: type, words: Words) -> Any:
+    """Return a group of flags with some words; the lines of a search share most of their groups."""
+    return filled((group,), dict(words))[group]
+
+
+def _words_of(group: type, given: Mapping[str, tuple[str, ...]]) -> Words:
+    """Return the flags of a group that are given."""
+    return tuple((option, given[option]) for option in _options(group) if option in given)
+
+
+@cache
+def _options(group: type) -> tuple[str, ...]:
+    return tuple(own.option for own in declarations(group))

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from megatron.config.command_line import judged
 from megatron.config.edit import left_out, set_to
 from megatron.config.line import Line
 from megatron.config.parallelism import ParallelFlags
@@ -114,6 +115,14 @@ def test_less_memory_makes_no_faster_run() -> None:
     assert much.ways[0].known.seconds <= little.ways[0].known.seconds * 1.001
     assert little.taken is not None
     assert little.taken.known.held.peak < 24 * GIB
+
+
+def test_flags_are_those_of_a_reading_whatever_was_edited_before() -> None:
+    """Lines share the groups of flags that are alike, and no rule is asked."""
+    edits = (set_to("--micro-batch-size", 2), left_out("--swiglu"), set_to("--num-layers", 8))
+    lines = [line(), *(line().edited((edit,)) for edit in edits), line().edited(edits)]
+    for one in (*lines, *lines):
+        assert one.flags == judged(one.given, one.world_size).flags
 
 
 def test_what_the_line_gives_is_not_searched() -> None:
