@@ -25,6 +25,7 @@ from megatron.parallel.experts import ExpertParallel, GatheringExperts
 from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.tensor import tensor_parallel
+from megatron.planning.count.apart import apart
 from megatron.planning.count.run import role_of
 from megatron.planning.count.subject import Subject
 from megatron.planning.planned_run import RunPlan
@@ -181,7 +182,7 @@ def _model(asked: _Asked) -> RankModel:
         given_experts=_experts(asked.experts),
         eight_bits=asked.eight_bits,
     )
-    return RankModel(asked.model, asked.placement, site)
+    return apart(lambda: RankModel(asked.model, asked.placement, site))
 
 
 def _parts(

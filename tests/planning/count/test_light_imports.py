@@ -91,16 +91,26 @@ os._exit = tell
 import pretrain_gpt
 print("imported by the entry:", *(name for name in {names} if name in sys.modules), "end")
 pretrain_gpt.main()
+os._exit(0)
 """
 
 
-def test_an_iteration_on_a_cpu_imports_only_what_it_needs() -> None:
+SMALL = (
+    "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 31 "
+    "--micro-batch-size 1 --train-iters 1 --lr 1e-3"
+)
+TRAINING = "--global-batch-size 1 --mock-data --tokenizer-type NullTokenizer --device cpu"
+REPLICAS = "--global-batch-size 2 --dry-run --dry-run-replicas 2 --dry-run-gpu H100 --bf16"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [f"{TRAINING} --peak-tflops 0.1", f"{REPLICAS} --position-embedding-type rope"],
+    ids=["an iteration on a CPU", "a dry run of replicas"],
+)
+def test_a_command_imports_only_what_it_needs(flags: str) -> None:
     """PyTorch's rules for shapes of tensors without values import sympy in a count."""
-    flags = (
-        "--num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 31 "
-        "--micro-batch-size 1 --global-batch-size 1 --train-iters 1 --lr 1e-3 --mock-data "
-        "--tokenizer-type NullTokenizer --device cpu --peak-tflops 0.1"
-    )
+    flags = f"{SMALL} {flags}"
     script = TRAINS.format(flags=flags, names=NAMED)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
