@@ -8,7 +8,6 @@ stage, improved for the slowest rank as long as moving one layer to another stag
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
-from operator import add
 
 from megatron.simulator.costs.redistribute import check_spread
 
@@ -17,9 +16,6 @@ _SLACK = 1 + 1e-9
 
 _Load = Callable[[int, int, int], float]
 """The time of a stage that has the layers from a first one up to another one: (stage, from, to)."""
-
-_Joined = Callable[[float, float], float]
-"""The load of all stages that counts, from the load of the stages before and of one more stage."""
 
 
 def spread_unequal(
@@ -50,13 +46,8 @@ def spread_unequal(
             return inf
         return extra[stage] + ends[end] - ends[begin]
 
-    slowest = max(_loads(_parted(layers, number, load, max), load))
-
-    def squared(stage: int, begin: int, end: int) -> float:
-        own = load(stage, begin, end)
-        return own * own if own <= slowest * _SLACK else inf
-
-    found = _parted(layers, number, squared, add)
+    slowest = max(_loads(_parted(ends, extra, last, None), load))
+    found = _parted(ends, extra, last, slowest * _SLACK)
     if len({rank for rank, _ in stages}) < number:
         found = _improved(found, stages, load)
     even = [layers // number] * number
@@ -65,36 +56,64 @@ def spread_unequal(
     return even
 
 
-def _parted(layers: int, stages: int, load: _Load, joined: _Joined) -> list[int]:
-    """Return the layers of every stage with the least joined load of all stages.
+def _parted(
+    ends: Sequence[float], extra: Sequence[float], last: int | None, limit: float | None
+) -> list[int]:
+    """Return the layers of every stage with the least load of all stages together.
 
     Of equally good numbers of layers of a last stage the largest counts, because with 1F1B a later
     stage holds fewer microbatches.
+
+    Args:
+        ends: the time of the first layers, by their number.
+        extra: for each stage, the time of its other work.
+        last: layers of the last stage, if their number is chosen.
+        limit: ``None``: the load of the slowest stage counts. Else the sum of the squares of all
+            loads counts, and no load may be above this limit.
     """
-    best = [load(0, 0, end) for end in range(layers + 1)]  # of the first stages, by their layers
+    layers, number = len(ends) - 1, len(extra)
+    best = [0.0] + [inf] * layers  # of the stages so far, by their layers
     begins = list[list[int]]()
-    for stage in range(1, stages):
-        found = [_least(stage, end, best, load, joined) for end in range(layers + 1)]
+    for stage, own in enumerate(extra):
+        alone = last if stage == number - 1 else None
+        found = [_least(best, ends, end, own, alone, limit) for end in range(layers + 1)]
         best = [worth for worth, _ in found]
         begins.append([begin for _, begin in found])
     counts, end = list[int](), layers
     for begin_of in reversed(begins):
         counts.append(end - begin_of[end])
         end = begin_of[end]
-    return [end, *reversed(counts)]
+    return [*reversed(counts)]
 
 
 def _least(
-    stage: int, end: int, best: Sequence[float], load: _Load, joined: _Joined
+    best: Sequence[float],
+    ends: Sequence[float],
+    end: int,
+    extra: float,
+    last: int | None,
+    limit: float | None,
 ) -> tuple[float, int]:
-    """Return the least joined load of all stages up to ``stage``, and the stage's first layer."""
+    """Return the least load of all stages up to one, and the first layer of this stage.
+
+    The arguments are as for ``_parted``. ``best`` is the least load of the stages before. The loop
+    calls no function: it runs a hundred thousand times for a model of 126 layers on 64 stages.
+    """
     least, first = inf, end
+    whole = extra + ends[end]
     for begin in range(end, -1, -1):
-        own = load(stage, begin, end)
+        own = whole - ends[begin] if last is None or end - begin == last else inf
+        if limit is not None:
+            own = own * own if own <= limit else inf
         if own > least:  # with still more layers the load only grows
             break
-        if (worth := joined(best[begin], own)) <= least:
-            least, first = worth, begin
+        before = best[begin]
+        if limit is not None:
+            before += own
+        elif own > before:
+            before = own
+        if before <= least:
+            least, first = before, begin
     return least, first
 
 
