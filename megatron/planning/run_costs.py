@@ -68,35 +68,49 @@ def planned_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> Costs
     return costs_of(counts, plan, price_of(parallel), crossing_of(parallel), hidden_axes(parallel))
 
 
-def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
-    """Return costs for any distribution of the layers, with W and R as passes of their own.
+def layers_alone(config: RunConfig, plan: Plan) -> StageCosts:
+    """Return the costs of the transformer layers, with W and R as passes of their own.
 
-    ``plan`` has one microbatch, which is whole. ``layers`` is the distribution from which the costs
-    are counted; the run may have another.
+    No stage has other work, nothing is sent, and no rank is counted as a whole.
+
+    Args:
+        config: the run.
+        plan: a plan of one microbatch, which is whole.
     """
-    again = config.train.recomputation.group > 0
-    apart = _with_all_passes(plan, recomputes=again)
-    costs, price = planned_costs(config, apart, layers), price_of(config.parallel)
-    kinds = [kind for kind in CHUNKED_KINDS if kind in costs.passes]
+    apart = _with_all_passes(plan, recomputes=config.train.recomputation.group > 0)
+    price, planned = price_of(config.parallel), {item.kind for item in apart.rows[0]}
+    kinds = [kind for kind in CHUNKED_KINDS if kind in planned]
     of_layers: dict[PassKind, list[float]] = {kind: [] for kind in kinds}
     for layer in range(config.model.num_layers):
         passes = count_layer(config, apart, layer).passes
         for kind in kinds:
             of_layers[kind].append(price.seconds(passes.get(kind, NO_WORK)))
     longest = {kind: max(times) for kind, times in of_layers.items()}
-    found = StageCosts(
+    return StageCosts(
         plan.stages,
         longest,
         [{} for _ in plan.stages],
-        {kind: time for kind, time in costs.passes.items() if kind not in kinds},
+        {},
         plan.treatment,
-        costs.comms,
         weights={
             kind: [time / longest[kind] for time in times]
             for kind, times in of_layers.items()
             if len(set(times)) > 1
         },
     )
+
+
+def stage_costs(config: RunConfig, plan: Plan, layers: Sequence[int]) -> StageCosts:
+    """Return costs for any distribution of the layers, with W and R as passes of their own.
+
+    ``plan`` has one microbatch, which is whole. ``layers`` is the distribution from which the costs
+    are counted; the run may have another.
+    """
+    alone = layers_alone(config, plan)
+    apart = _with_all_passes(plan, recomputes=config.train.recomputation.group > 0)
+    costs = planned_costs(config, apart, layers)
+    others = {kind: time for kind, time in costs.passes.items() if kind not in alone.layer}
+    found = replace(alone, others=others, comms=costs.comms)
     return replace(found, extras=_extras(found, costs, layers))
 
 

@@ -10,7 +10,7 @@ from megatron.config.parallel_config import ParallelConfig
 from megatron.config.recompute import EVERY_LAYER
 from megatron.config.run_config import RunConfig
 from megatron.model.distribution import check_no_rank_is_empty, distribute
-from megatron.planning.run_costs import planned_costs, stage_costs
+from megatron.planning.run_costs import layers_alone, planned_costs, stage_costs
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import as_compared, one_microbatch_of, plan_for, stages_of
@@ -40,13 +40,12 @@ def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     whole = _uncut(one)
     spread, measured = config.parallel.layers, _measured(config, request, whole)
     if spread.needs_times:
-        known = measured or stage_costs(config, whole, _even(config, one))
         number, further = config.model.num_layers, config.model.further.mtp_num_layers
-        layers = (
-            known.alike(number, further)
-            if spread.kind == "cost"
-            else known.balanced(number, spread.last)
-        )
+        if spread.kind == "cost":
+            layers = (measured or layers_alone(config, whole)).alike(number, further)
+        else:
+            known = measured or stage_costs(config, whole, _even(config, one))
+            layers = known.balanced(number, spread.last)
     else:
         layers = distribute(spread, config.model.num_layers, len(one.stages))
     if not one.treatment.is_sharded:
