@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from megatron.config.choices import DIMENSIONS as LEFT_TO_PLANS
 from megatron.config.edit import Edit, left_out
 from megatron.config.line import Key, Line
+from megatron.config.offload import HOST
 from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
@@ -25,12 +25,8 @@ from megatron.simulator.ways_folder import Role
 
 RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
-_BEGIN: Final = 3
-"""Ways of the first search with which the second begins."""
 
-_SEARCHED: Final = frozenset(
-    {"--pipeline-schedule", "--vocab-parallel", "--cp-comm-type", "--recompute-granularity"}
-)
+_SEARCHED: Final = frozenset(option for own in DIMENSIONS for option in own.options)
 """Flags whose word auto asks for what the search does anyway."""
 
 _USUAL: Final = (
@@ -104,7 +100,16 @@ def _seen(searches: Sequence[Found], named: Mapping[Role, Sequence[Way]], runs: 
 
 
 def _without_auto(question: Question) -> Question:
-    """Return the question without the word auto of flags that the search chooses in any case."""
+    """Return the question without the word auto of flags that the search chooses in any case.
+
+    Raises:
+        ValueError: a flag leaves chunks on the host to the plan.
+    """
+    if HOST.is_open(Line.of(dry_run_words(question, (), 1), question.gpus.count).flags):
+        raise ValueError(
+            f"{HOST.flag}: this command tries none of a rank's chunks on the host and all of them, "
+            "but not half; leave both flags out for that, or give a number"
+        )
     given = (
         (option, *values)
         for option, values in split(question.words)
@@ -114,23 +119,12 @@ def _without_auto(question: Question) -> Question:
 
 
 def _line(question: Question) -> Line:
-    """Return the flags of the job, without those of its layout.
-
-    Raises:
-        ValueError: a flag leaves a property to the plan that the search does not know.
-    """
+    """Return the flags of the job, without those of its layout."""
     line = Line.of(dry_run_words(question, (), 1), question.gpus.count)
     chosen = {"--dry-run-replicas", "--micro-batch-size"} - question.options
     given = {option: values for option, values in line.given.items() if option not in chosen}
     usual = tuple(edit for edit in _USUAL if edit.option not in given)
-    line = Line(given, question.gpus.count).edited(usual)
-    for own in LEFT_TO_PLANS:
-        if own.is_open(line.flags):
-            raise ValueError(
-                f"{own.flag}: this command does not search it; give a value, or leave it out and "
-                "let a dry run of the line choose"
-            )
-    return line
+    return Line(given, question.gpus.count).edited(usual)
 
 
 def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Watch) -> Found:
@@ -140,9 +134,9 @@ def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Wa
     """
     whole = line.edited(tuple(left_out(option) for option in VOCABULARY.closing))
     assert found.taken is not None, "the other search has an answer"
-    begin = [way.choices for way in (found.taken, *found.ways[:_BEGIN])]
+    begin = found.ways
     if VOCABULARY not in opened(DIMENSIONS, line):  # the user has named a treatment
-        begin = [(*choices, ()) for choices in begin]
+        begin = [way._replace(choices=(*way.choices, ())) for way in begin]
     search = Search(question.gpus.gpu, UNSPLIT, watch=watch, runs=runs)
     return search.run(whole, begin)
 

@@ -25,7 +25,7 @@ WORDS: Final = [
     *asked_words(),
     *("--gpus", "4xH100", "--memory", "24", "--tensor-model-parallel-size", "1"),
     *("--pipeline-model-parallel-size", "4", "--context-parallel-size", "1"),
-    *("--micro-batch-size", "1", "--pipeline-schedule", "1f1b"),
+    *("--micro-batch-size", "1", "--pipeline-schedule", "1f1b", "--num-seq-splits", "1"),
 ]
 """A job of which the treatment of the vocabulary and ways to hold less are open."""
 

@@ -6,9 +6,9 @@ a layer by a factor, such as recomputation, are counted once each. The result ra
 plans of some of them correct the rank of the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import islice, product, takewhile
 from math import prod
 from typing import Final, NamedTuple
 
@@ -88,7 +88,7 @@ class Coarse:
 
     Attributes:
         line: the line.
-        dimensions: those that it leaves open.
+        dimensions: those that it leaves open; after a count there may be more choices in them.
         runs: counts the shapes.
         refused: why shapes make no run.
         watch: ends the counts early; a choice that is not counted is not looked at.
@@ -105,23 +105,44 @@ class Coarse:
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
     _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
     _allowed: dict[tuple[object, ...], bool] = field(default_factory=dict)
+    _able: dict[tuple[object, ...], frozenset[Choice]] = field(default_factory=dict)
     _shared: float | None = None
     """Bytes of states of ``Shape``: all ranks of the job share all states, whatever the shape."""
 
-    def count(self) -> None:
-        """Count all shapes, and all factors for which half of the time suffices."""
+    def count(self, near: Iterable[Combination] | None = None) -> None:
+        """Count shapes that are not counted yet, and factors for which half of the time suffices.
+
+        Args:
+            near: combinations; of shapes with other choices in later dimensions, those are counted
+                that share the choices in all dimensions before with one of these. ``None``: all.
+        """
+        early = len(list(takewhile(lambda own: not own.later, self._of("shape"))))
+        alike = None if near is None else {self._shape_of(own)[:early] for own in near}
         counting = self.watch.part(self.watch.left / 2)
         for line in combined(self.line, self._of("shape")):
+            choices = self._choices_of(line)
+            if choices in self._shapes or (alike is not None and choices[:early] not in alike):
+                continue
             if (shape := self._counted(line)) is not None:
-                self._shapes[self._choices_of(line)] = line, shape
+                self._shapes[choices] = line, shape
         lines = [line for line, _ in self._shapes.values()]
         self._placed = [one for line in lines for one in combined(line, self._of("pipeline"))]
-        for dimension in self._of("factor"):
-            numbers = [len(dimension.choices(one)) for one in self._placed]
-            most = max(numbers, default=1)
-            able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
-            if most > 1:
-                self._count_factor(dimension, able[len(able) // 2], counting)
+        counted = {name for name, _ in self._factors}
+        for dimension in self.dimensions:
+            if dimension.name not in counted and (dimension.kind == "factor" or dimension.counted):
+                numbers = [len(dimension.choices(one)) for one in self._placed]
+                most = max(numbers, default=1)
+                able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
+                if most > 1:
+                    line = _typical(able) if dimension.later else _middle(able)
+                    self._count_factor(dimension, line, counting)
+
+    def has(self, combination: Combination) -> bool:
+        """Return whether the dimensions have all choices of a combination."""
+        if self._shape_of(combination) not in self._shapes:
+            return False
+        placed, chosen = self._split(combination)
+        return all(chosen[own.name] in own.choices(placed) for own in self.dimensions if own.later)
 
     def first(self) -> list[Rough]:
         """Return all layouts with the schedules and treatments that stand for the others."""
@@ -152,15 +173,17 @@ class Coarse:
 
     def _split(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
         """Return the line with the ranks of ``best``, and the choices of ``best`` by dimension."""
-        shape = tuple(
-            choice for own, choice in zip(self.dimensions, best, strict=True) if own.kind == "shape"
-        )
-        line, _ = self._shapes[shape]
+        line, _ = self._shapes[self._shape_of(best)]
         chosen = dict(zip((own.name for own in self.dimensions), best, strict=True))
         placed = line.edited(
             tuple(edit for own in self._of("pipeline") for edit in chosen[own.name])
         )
         return placed, chosen
+
+    def _shape_of(self, combination: Combination) -> Combination:
+        """Return the choices of a combination in the dimensions of its shape."""
+        both = zip(self.dimensions, combination, strict=True)
+        return tuple(choice for own, choice in both if own.kind == "shape")
 
     def _of(self, kind: str) -> list[Dimension]:
         return [own for own in self.dimensions if own.kind == kind]
@@ -285,38 +308,53 @@ class Coarse:
         stages = placed.flags[ParallelFlags].pipeline_model_parallel_size
         replicas = number_of_replicas(placed.flags)
         for chosen in product(*ways):
-            micro = _samples(placed.edited(tuple(edit for own in chosen for edit in own)))
+            edits = tuple(edit for own in chosen for edit in own)
+            micro = _samples(placed.edited(edits))
             batches, rest = divmod(int(placed.given[_BATCH][0]), micro * replicas)
             if rest or not batches:
                 continue
-            own = self._times(chosen)
-            static = own.static * (shape.whole / stages + shape.shared)
-            kept = own.kept * shape.kept / stages
-            in_full = self._times(chosen, in_full=True).kept * shape.kept / stages
-            seconds = micro * own.seconds * shape.seconds / stages
-            for order in orders:
+            for order in self._beside(placed, edits, orders):
+                own, in_full = self._times(chosen, order), self._times(chosen, order, in_full=True)
                 promise = self._promised(placed, order, stages, batches, micro)
-                held = promise.held * (kept + promise.waiting * (in_full - kept))
+                kept = own.kept * shape.kept / stages
+                all_kept = in_full.kept * shape.kept / stages
+                held = promise.held * (kept + promise.waiting * (all_kept - kept))
+                seconds = micro * own.seconds * shape.seconds / stages
                 found.append(
                     Rough(
                         self._combination(placed, chosen, order),
                         (stages, *order),
                         seconds * (batches + promise.bubble),
-                        static + held,
+                        own.static * (shape.whole / stages + shape.shared) + held,
                         shape.room,
                     )
                 )
         return found
 
-    def _times(self, chosen: Combination, *, in_full: bool = False) -> Factor:
+    def _beside(
+        self, placed: Line, edits: Choice, orders: Sequence[Combination]
+    ) -> Sequence[Combination]:
+        """Return the orders of which every choice goes with the edits of factors."""
+        for at, own in enumerate(self._of("order")):
+            deciding = tuple(edit for edit in edits if edit.option in own.beside)
+            if deciding:
+                key = own.name, placed.edits, deciding
+                if key not in self._able:
+                    self._able[key] = frozenset(own.choices(placed.edited(deciding)))
+                orders = [each for each in orders if each[at] in self._able[key]]
+        return orders
+
+    def _times(self, chosen: Combination, order: Combination, *, in_full: bool = False) -> Factor:
         """Return the product of the factors of some choices.
 
         Args:
             chosen: a choice for every factor.
+            order: a choice for every dimension of the order.
             in_full: whether no choice keeps less than the plain choice of its dimension.
         """
-        named = zip((own.name for own in self._of("factor")), chosen, strict=True)
-        known = [self._factors.get(key, Factor()) for key in named]
+        names = [own.name for kind in ("factor", "order") for own in self._of(kind)]
+        named = zip(names, (*chosen, *order), strict=True)
+        known = [self._factors[key] for key in named if key in self._factors]
         if in_full:
             known = [own._replace(kept=max(own.kept, 1.0)) for own in known]
         return Factor(*(prod(values) for values in zip(*known, strict=True))) if known else Factor()
@@ -341,6 +379,16 @@ class Coarse:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
+
+
+def _middle(lines: Sequence[Line]) -> Line:
+    return lines[len(lines) // 2]
+
+
+def _typical(lines: Sequence[Line]) -> Line:
+    """Return a line of few context ranks: of many, passes are short, and factors much larger."""
+    sizes = [line.flags[ParallelFlags].context_parallel_size for line in lines]
+    return _middle([line for line, own in zip(lines, sizes, strict=True) if own == min(sizes)])
 
 
 def _with_micro_batch(line: Line) -> Line:

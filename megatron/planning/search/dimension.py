@@ -12,7 +12,8 @@ Kind = Literal["shape", "factor", "pipeline", "order"]
 shape: what a rank computes for a layer; every combination is counted. factor: by how much a layer
 takes longer or holds less; each choice is counted once, with everything else as it is, and is taken
 to change every combination by the same factor. pipeline: the stages, over which work and memory are
-spread. order: the order of the passes, which only plans can judge.
+spread. order: the order of the passes, which only plans can judge. An order may change a layer by a
+factor too (``counted``).
 """
 
 Choices = Callable[[Line], Sequence[Choice]]
@@ -29,6 +30,10 @@ class Dimension(NamedTuple):
             that a rule refuses is passed over.
         closing: the flags with which the user decides the property, so that nothing is chosen.
         stand_ins: number of the first choices that stand for all others while layouts are compared.
+        counted: whether choices of an order change a layer too, and are counted as a factor is.
+        beside: flags of factors that decide which choices of an order there are.
+        later: whether a search with the first choice alone comes before, with all estimates of its
+            own. So a dimension that is added makes no answer worse.
     """
 
     name: str
@@ -37,6 +42,15 @@ class Dimension(NamedTuple):
     choices: Choices
     closing: tuple[str, ...]
     stand_ins: int = 1
+    counted: bool = False
+    beside: tuple[str, ...] = ()
+    later: bool = False
+
+    @property
+    def at_first(self) -> "Dimension":
+        """The dimension as it is searched first: with the first choice alone if it is ``later``."""
+        choices = self.choices
+        return self._replace(choices=lambda line: choices(line)[:1]) if self.later else self
 
 
 def opened(dimensions: Sequence[Dimension], line: Line) -> tuple[Dimension, ...]:

@@ -13,6 +13,7 @@ from megatron.config.experts import is_mixture
 from megatron.config.line import Line
 from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
 from megatron.config.schedule import COMPARED_TREATMENTS
+from megatron.config.slices import SLICES as WAYS_TO_CUT
 from megatron.config.train import TrainFlags
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import MLPSettings
@@ -30,7 +31,8 @@ _EXPERT_SIZES: Final = 4
 _UNEVEN: Final = 1.1
 """The most layers of a stage, as a multiple of the mean."""
 _LEAST_TOKENS: Final = 2048
-"""Tokens of a sample that a context-parallel rank has at least: with fewer, products are small."""
+"""Tokens of a sample or of a slice that a context-parallel rank has at least: products of fewer
+tokens are small."""
 _TOKENS: Final = 8192
 """Tokens of a microbatch on a rank that keep products large; micro batches near it come first."""
 
@@ -121,6 +123,17 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
     return [(set_to("--micro-batch-size", size),) for size in able or [1]]
 
 
+def _slices(line: Line) -> Sequence[Choice]:
+    """Return whole microbatches, and beside stages the slices that go with the line's exchange."""
+    own, tokens = line.flags[ParallelFlags], line.flags[ShapeSettings].seq_length
+    whole: Choice = (left_out(_SPLITS), left_out(_STRATEGY))
+    if own.pipeline_model_parallel_size == 1:  # no rank idles, and slices hold more
+        return [whole]
+    most = tokens // own.context_parallel_size // _LEAST_TOKENS
+    cut = [way.edits for way in WAYS_TO_CUT.choices(line.flags)[1:]]
+    return [whole, *(edits for edits in cut if int((edits[0].values or "1")[0]) <= most)]
+
+
 def _schedule(line: Line) -> Sequence[Choice]:
     """Return the schedules with their chunks, the most promising first."""
     ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
@@ -168,6 +181,8 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
     return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
 
 
+_SPLITS: Final = "--num-seq-splits"
+_STRATEGY: Final = "--seq-split-strategy"
 _VOCABULARY: Final = "--vocab-parallel"
 _TREATMENTS: Final = sorted(
     COMPARED_TREATMENTS,
@@ -300,6 +315,17 @@ EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-c
 MEMORY: Final = Dimension(
     "memory", "factor", tuple(option for group in _GROUPS for option in group), _memory, ()
 )
+SLICES: Final = Dimension(
+    "slices",
+    "order",
+    (_SPLITS, _STRATEGY),
+    _slices,
+    (_SPLITS,),
+    stand_ins=4,
+    counted=True,
+    beside=EXCHANGE.options,
+    later=True,
+)
 SCHEDULE: Final = Dimension(
     "schedule", "order", _SCHEDULE_FLAGS, _schedule, ASKING_FOR_SCHEDULES, len(TRIED_FIRST)
 )
@@ -309,7 +335,7 @@ VOCABULARY: Final = Dimension(
 WHOLE_VOCABULARY: Final = VOCABULARY._replace(choices=_whole_vocabulary)
 
 LAYOUT: Final = (TENSOR, CONTEXT, EXPERTS, PIPELINE, MICRO_BATCH, EXCHANGE, MEMORY)
-DIMENSIONS: Final = (*LAYOUT, SCHEDULE, VOCABULARY)
+DIMENSIONS: Final = (*LAYOUT, SLICES, SCHEDULE, VOCABULARY)
 """All dimensions, in the order in which the search decides them."""
-UNSPLIT: Final = (*LAYOUT, SCHEDULE, WHOLE_VOCABULARY)
+UNSPLIT: Final = (*LAYOUT, SLICES, SCHEDULE, WHOLE_VOCABULARY)
 """The same for a job whose vocabulary layers stay whole."""

@@ -1,7 +1,8 @@
 """The runs that a search looks at, with what is known of their time and memory."""
 
+from dataclasses import replace
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from megatron.config.line import Key, Line
 from megatron.config.parallelism import ParallelFlags, number_of_replicas
@@ -9,6 +10,7 @@ from megatron.config.schedule import chunks_of, schedule_of, treatment_of
 from megatron.config.slices import SliceFlags
 from megatron.config.train import TrainFlags
 from megatron.planning.candidate import BOUND, Candidate
+from megatron.planning.estimate import planned_microbatches
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.schedules.catalogue import SCHEDULES
@@ -25,6 +27,10 @@ Level = Literal["bound", "unsearched", "estimate", "plan"]
 bound: lower bounds, known without a plan. unsearched: a plan of few microbatches and many passes,
 in the order of its block. estimate: a plan of few microbatches. plan: the whole plan.
 """
+
+
+_MANY_FORWARDS: Final = 1000
+"""A plain estimate searches no plan of few microbatches that has more forwards of slices."""
 
 
 class Known(NamedTuple):
@@ -112,11 +118,14 @@ class Runs:
 
     def _estimated(self, line: Line, *, plain: bool) -> Known:
         candidate = self.candidate(line)
-        few = candidate.of_few(self._watch.part(inf), quick=True, plain=plain)
+        unsearched = plain and (candidate.is_long or _has_many_slices(candidate))
+        if unsearched:
+            candidate = replace(candidate, request=replace(candidate.request, shortened=False))
+        few = candidate.of_few(self._watch.part(inf), quick=True)
         found = candidate.estimate_by(few)
         if self.timelines is not None and few.forecast and is_shown(few.forecast.timeline):
             self.timelines[line.key] = few.forecast.timeline
-        level: Level = "unsearched" if plain and candidate.is_long else "estimate"
+        level: Level = "unsearched" if unsearched else "estimate"
         known = Known(level, found.seconds, found.fullest, found.fits, found.planned)
         return self._learnt(line, known)
 
@@ -132,6 +141,14 @@ class Runs:
     def _learnt(self, line: Line, found: Known) -> Known:
         self._known[line.key] = found
         return found
+
+
+def _has_many_slices(candidate: Candidate) -> bool:
+    """Return whether a plain estimate leaves slices in the order of their block."""
+    request = candidate.request
+    chunks = request.chunks or request.traits.chunks
+    forwards = planned_microbatches(request) * request.slices * request.ranks * chunks
+    return request.shortened and request.slices > 1 and forwards > _MANY_FORWARDS
 
 
 class Promise(NamedTuple):
@@ -172,4 +189,5 @@ def promise_of(line: Line) -> Promise:
     )
     held = max(1.0, min(promised(request, known), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
-    return Promise(held, known.rough_bubble(ranks, chunks or known.chunks), waiting)
+    bubble = known.rough_bubble(ranks, chunks or known.chunks) / request.slices
+    return Promise(held, bubble, waiting)

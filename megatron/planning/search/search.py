@@ -3,7 +3,8 @@
 All combinations of choices are ranked by a rough count (``coarse.py``). The most promising is
 estimated by a plan of few microbatches, again and again; an estimate corrects what is expected of
 combinations with the same stages and order of passes. Then the best run is varied. Last, the
-fastest are planned in full. Work is counted, not timed, so a question has the same answer on every
+fastest are planned in full. Then the same follows for the choices of later dimensions, with
+estimates of their own. Work is counted, not timed, so a question has the same answer on every
 machine.
 """
 
@@ -19,14 +20,17 @@ from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse, Combination, Ordering, Rough
 from megatron.planning.search.dimension import Dimension, opened
-from megatron.planning.search.dimensions import last_resorts
+from megatron.planning.search.dimensions import DIMENSIONS, last_resorts
 from megatron.planning.search.runs import Known, Runs
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import TIME
 
 ESTIMATES: Final = 36
-"""Plans of few microbatches that a search makes."""
+"""Plans of few microbatches that a search makes of first choices in later dimensions."""
+LATER_ESTIMATES: Final = 12
+"""Plans of few microbatches that a search makes of other choices in later dimensions. It makes none
+that is not expected to be faster, without any hope, than the best run without these choices."""
 _COMPARED: Final = 0.6
 """Share of the estimates that compares layouts; the rest varies the best of them."""
 _LEAST: Final = 0.5
@@ -36,18 +40,13 @@ _HOPE: Final = 0.985
 once more for its stages, its schedule or its treatment if none with these was tried."""
 _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
+_BEGIN: Final = 3
+"""Runs of another search with which a search begins, beside the best of all."""
 _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
 _REFUSALS: Final = 8
 """Combinations that rules may refuse until others of their stages and order are passed over."""
-_TELLING_APART: Final = (
-    "--tensor-model-parallel-size",
-    "--context-parallel-size",
-    "--expert-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--pipeline-schedule",
-    "--vocab-parallel",
-)
+_TELLING_APART: Final = tuple(own.options[0] for own in DIMENSIONS if own.kind != "factor")
 """Flags of which one at least differs between runs that an answer names."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
@@ -105,38 +104,46 @@ class Search:
         Args:
             gpu: the GPU of every rank.
             dimensions: what may be chosen.
-            estimates: plans of few microbatches that may be made.
+            estimates: plans of few microbatches that may be made before later dimensions.
             watch: shows the progress; if it has a limit of time, it ends the search early.
             runs: what another search on this GPU has learnt; ``None``: nothing.
         """
         self._watch = Watch() if watch is None else watch
         self._dimensions = tuple(dimensions)
-        self._all = self._estimates = estimates
+        self._estimates, self._made = estimates, 0
+        self._all = estimates + LATER_ESTIMATES * any(own.later for own in dimensions)
         self._runs = Runs(gpu) if runs is None else runs
         self._ways: dict[Key, Way] = {}
         self._learnt: dict[Ordering, tuple[float, float]] = {}
         self._refusals = Counter[Ordering]()
         self._roughs: dict[Key, Rough] = {}
+        self._planned: dict[Combination, Candidate] = {}
+        self._hope, self._near = _HOPE, NEAR  # a run that is as near may hold less
         self._fitted = False
         self._found = Found()
 
-    def run(self, line: Line, begin: Sequence[Combination] = ()) -> Found:
+    def run(self, line: Line, begin: Sequence[Way] = ()) -> Found:
         """Search the edits of a line.
 
         Args:
             line: the line.
-            begin: combinations that are looked at first, each with all choices of the last
-                dimension.
+            begin: runs of another search, the fastest first. The combinations of the best are
+                looked at first, each with all choices of the last dimension.
 
         Raises:
             ValueError: nothing among them makes a run; the error has the reasons.
         """
-        found, rough = self._found, self._looked(line, begin)
-        self._choose()
-        if found.taken is None and self._fitted:  # the whole plans hold more
-            self._race(line, rough, self._estimates)
-            self._choose()
-        return found
+        coarse, rough = self._ranked(line)
+        early = [way for way in begin if coarse.has(way.choices)]
+        self._look(line, coarse, rough, [*_best_first(early), *early[:_BEGIN]], _LEAST)
+        self._settle(line, rough)
+        coarse.dimensions = opened(self._dimensions, line)
+        if more := self._later(coarse, rough):
+            self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
+            self._look(line, coarse, more, [way for way in _best_first(begin) if way not in early])
+            self._settle(line, more)
+        self._refuse_nothing()
+        return self._found
 
     def look(self, line: Line, wanted: int) -> Found:
         """Search the edits of a line for several runs that fit, by plans of few microbatches.
@@ -148,7 +155,9 @@ class Search:
         Raises:
             ValueError: nothing among them makes a run, or the time did not suffice for any.
         """
-        self._looked(line)
+        coarse, rough = self._ranked(line)
+        self._look(line, coarse, rough, (), _LEAST)
+        self._refuse_nothing()
         while not self._watch.is_over:
             shown = varied(self._fitting(), wanted)
             shown = [way for way in shown if way.known.level == "unsearched"]
@@ -158,29 +167,61 @@ class Search:
         self._sort()
         return self._found
 
-    def _looked(self, line: Line, begin: Sequence[Combination] = ()) -> Sequence[Rough]:
-        """Estimate the most promising runs, and return all combinations of choices.
-
-        The arguments and errors are as for ``run``.
-        """
-        found = self._found
-        self._dimensions = opened(self._dimensions, line)
-        coarse = Coarse(line, self._dimensions, self._runs, found.refused, self._watch)
+    def _ranked(self, line: Line) -> tuple[Coarse, list[Rough]]:
+        """Return the combinations with first choices of later dimensions, and what ranks them."""
+        dimensions = [own.at_first for own in opened(self._dimensions, line)]
+        coarse = Coarse(line, dimensions, self._runs, self._found.refused, self._watch)
         self._watch.begin("layouts, schedules and treatments of the vocabulary")
         coarse.count()
-        rough = coarse.first()
-        found.combinations = len(rough)
-        for combination in begin:
-            treated = coarse.treated(combination)
+        return coarse, coarse.first()
+
+    def _refuse_nothing(self) -> None:
+        """Raise ``ValueError`` with the reasons if no choice makes a run."""
+        if not self._ways:
+            raise ValueError("\n".join(self._found.refused) or "no choice makes a run")
+
+    def _later(self, coarse: Coarse, before: Sequence[Rough]) -> list[Rough]:
+        """Return the combinations with other choices in later dimensions, beside those before."""
+        if not any(own.later for own in coarse.dimensions):
+            return []
+        coarse.count([way.choices for way in self._ways.values()])
+        known = {own.choices for own in before}
+        return [own for own in coarse.first() if own.choices not in known]
+
+    def _look(
+        self,
+        line: Line,
+        coarse: Coarse,
+        rough: Sequence[Rough],
+        begin: Iterable[Way],
+        least: float = 0.0,
+    ) -> None:
+        """Look at combinations, and vary the best run.
+
+        Args:
+            line: the line that they edit.
+            coarse: ranks combinations near a run.
+            rough: the combinations.
+            begin: runs whose combinations are looked at first, each with all choices of the last
+                dimension.
+            least: share of the estimates that compares layouts in any case.
+        """
+        self._found.combinations += len(rough)
+        for way in begin:
+            treated = coarse.treated(way.choices)
             self._race(line, treated, len(treated), len(treated))
-        compared, least = (round(part * self._estimates) for part in (_COMPARED, _LEAST))
+        compared, least = (round(part * self._estimates) for part in (_COMPARED, least))
         self._race(line, rough, compared, least)
         if not self._fitting():
             self._look_at_smallest(line, rough)
         self._vary(line, coarse)
-        if not self._ways:
-            raise ValueError("\n".join(found.refused) or "no choice makes a run")
-        return rough
+
+    def _settle(self, line: Line, rough: Sequence[Rough]) -> None:
+        """Choose the run to take; look at further combinations if none fits as a whole plan."""
+        self._choose()
+        if self._found.taken is None and self._fitted:  # the whole plans hold more
+            self._race(line, rough, self._estimates)
+            self._choose()
 
     def _race(self, line: Line, rough: Sequence[Rough], most: int, least: int = 0) -> None:
         """Estimate the most promising combinations, until none is expected to be faster.
@@ -197,7 +238,7 @@ class Search:
             first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
             if first is None:
                 return
-            hope = self._seconds(first) * (1 - NEAR)  # a run as near may hold less
+            hope = self._seconds(first) * (1 - self._near)
             if whole - most >= least and hope >= self._best_seconds():
                 return
             waiting[first.ordering].remove(first)
@@ -237,9 +278,10 @@ class Search:
             self._refusals[rough.ordering] += 1
             return False
         self._estimates -= 1
+        self._made += 1
         best = min(self._best_seconds(), known.seconds if known.fits else inf)
         self._watch.show(
-            1 - self._estimates / self._all,
+            self._made / self._all,
             "" if best == inf else f"{TIME.write(best)} an iteration",
         )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
@@ -267,7 +309,7 @@ class Search:
             for at, part in enumerate(ordering)
         ]
         least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return float(_HOPE ** (1 + hopes.count(0.0)) * max(least, *hopes))
+        return float(self._hope ** (1 + hopes.count(0.0)) * max(least, *hopes))
 
     def _peak(self, rough: Rough) -> float:
         """Return the expected bytes of the fullest rank."""
@@ -294,7 +336,6 @@ class Search:
     def _choose(self) -> None:
         """Look closer at the run to take, until its whole plan is made and it still is that run."""
         found = self._found
-        candidates = dict[Combination, Candidate]()
         while (best := best_of(self._fitting())) is not None and best.known.level != "plan":
             if best.known.level == "unsearched":
                 self._learn(best, self._runs.searched(best.line))
@@ -303,9 +344,9 @@ class Search:
                 break
             known, candidate = self._runs.plan(best.line)
             self._learn(best, known)
-            candidates[best.choices] = candidate
+            self._planned[best.choices] = candidate
         found.taken = best
-        found.candidate = None if best is None else candidates.get(best.choices)
+        found.candidate = None if best is None else self._planned.get(best.choices)
         self._sort()
 
     def _sort(self) -> None:
@@ -324,7 +365,7 @@ class Search:
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""
         request = self._runs.candidate(way.line).request
-        return 3 * request.ranks * request.microbatches * (request.chunks or request.traits.chunks)
+        return 3 * request.ranks * request.units * (request.chunks or request.traits.chunks)
 
 
 def by_seconds(ways: Iterable[Way]) -> list[Way]:
@@ -368,6 +409,12 @@ def best_of(ways: Sequence[Way]) -> Way | None:
     fastest = min((way.known.seconds for way in ways), default=inf)
     near = (way for way in ways if way.known.seconds * (1 - NEAR) <= fastest)
     return min(near, key=price, default=None)
+
+
+def _best_first(ways: Sequence[Way]) -> list[Way]:
+    """Return the run to take of some runs, if there are any."""
+    best = best_of(ways)
+    return [] if best is None else [best]
 
 
 def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:

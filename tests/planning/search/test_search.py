@@ -22,6 +22,7 @@ from megatron.planning.search.dimensions import (
     MICRO_BATCH,
     PIPELINE,
     SCHEDULE,
+    SLICES,
     TENSOR,
     UNSPLIT,
     VOCABULARY,
@@ -143,6 +144,8 @@ def test_what_the_line_gives_is_not_searched() -> None:
         ("--zero-bubble-v-schedule", {"schedule"}),
         ("--num-layers-per-virtual-pipeline-stage 2", {"schedule"}),
         ("--main-grads-dtype fp32", set()),
+        ("--num-seq-splits 2", {"slices"}),
+        ("--seq-split-strategy uniform", set()),
     ],
 )
 def test_every_way_to_ask_for_a_property_closes_it(words: str, closed: set[str]) -> None:
@@ -187,7 +190,7 @@ def test_auto_is_what_the_search_does_and_the_proposed_line_says_what_it_chose()
     sizes = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4"
     given = [*asked_words(), "--gpus", "4xH100", *sizes.split(), *plan.split()]
     words = [*given, "--use-precision-aware-optimizer", "--main-grads-dtype", "fp32"]
-    autos = ("--recompute-granularity", "--cp-comm-type")
+    autos = ("--num-seq-splits", "--recompute-granularity", "--cp-comm-type")
     plain = propose(question_of(words, None))
     asked = propose(question_of([*words, *(w for own in autos for w in (own, "auto"))], None))
     assert asked.taken.words == plain.taken.words
@@ -195,9 +198,56 @@ def test_auto_is_what_the_search_does_and_the_proposed_line_says_what_it_chose()
 
 
 def test_a_property_that_is_not_searched_is_not_left_to_the_search() -> None:
-    words = [*asked_words(), "--gpus", "4xH100", "--num-seq-splits", "auto"]
-    with pytest.raises(ValueError, match="--num-seq-splits auto: this command does not search"):
+    words = [*asked_words(), "--gpus", "4xH100", "--cpu-offload", "--offload-chunk-num", "auto"]
+    with pytest.raises(ValueError, match=r"--offload-chunk-num auto: .* leave both flags out"):
         propose(question_of(words, None))
+
+
+LONG = (
+    *line().edited((left_out("--seq-length"), left_out("--max-position-embeddings"))).words,
+    *("--seq-length", "65536", "--max-position-embeddings", "65536", "--global-batch-size", "4"),
+)
+"""Few and long samples."""
+
+
+def test_slices_are_taken_where_a_dry_run_of_each_number_says_so() -> None:
+    """Four microbatches idle for three of 1F1B with four stages; in n slices, for 3 / n."""
+    placed = ("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "4")
+    recomputed = ("--recompute-activations", "--recompute-modules", "layernorm", "mlp")
+    given = Line.of([*LONG, *placed, *recomputed, "--pipeline-schedule", "1f1b"], 4)
+    found = Search(H100, (MICRO_BATCH, SLICES, VOCABULARY)).run(given)
+    assert found.taken is not None
+    runs, one = Runs(H100), given.edited((set_to("--micro-batch-size", 1),))
+    by_hand = {
+        number: runs.plan(
+            one.edited(
+                (
+                    set_to("--vocab-parallel", "vocab-2"),
+                    set_to("--num-seq-splits", number),
+                    set_to("--seq-split-strategy", "balanced"),
+                )
+            )
+        )[0]
+        for number in (1, 2, 4, 8)
+    }
+    fitting = [known.seconds for known in by_hand.values() if known.fits]
+    assert found.taken.known.seconds <= min(fitting) / (1 - NEAR)
+    assert by_hand[1].seconds > 1.1 * min(fitting)
+    assert int(found.taken.line.given["--num-seq-splits"][0]) in (4, 8)
+
+
+def test_no_slices_go_through_a_ring() -> None:
+    """A rule refuses them, so a rough count that ranks them wastes the search."""
+    given = Line.of([*LONG, "--context-parallel-size", "2"], 4)
+    coarse = Coarse(given, opened(DIMENSIONS, given), Runs(H100), {})
+    coarse.count()
+    seen = set[tuple[str, bool]]()
+    for rough in coarse.first():
+        words = [word for choice in rough.choices for edit in choice for word in edit.words]
+        exchange = words[words.index("--cp-comm-type") + 1]
+        seen.add((exchange, "--num-seq-splits" in words))
+    assert ("p2p", True) not in seen
+    assert {("p2p", False), ("a2a", False), ("a2a", True)} <= seen
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_reason() -> None:
@@ -255,6 +305,23 @@ def test_microbatches_that_schedules_promise() -> None:
     assert held("1f1b", "vocab-1", 4) == 6
     assert held("gpipe", "none", 4) == 32  # all microbatches of the only replica
     assert held("1f1b", "none", 2) == 2
+
+
+@pytest.mark.parametrize(("slices", "barriers"), [(2, 0), (8, 0), (8, 1)])
+def test_slices_hold_and_idle_less_as_published(slices: int, barriers: int) -> None:
+    """1F1B of p stages holds (n + p - 1 + barriers) / n, and idles for (p - 1) / n."""
+    placed = line().edited(
+        (
+            set_to("--pipeline-model-parallel-size", 4),
+            set_to("--micro-batch-size", 1),
+            set_to("--pipeline-schedule", "1f1b"),
+            set_to("--vocab-parallel", ["none", "vocab-2"][barriers]),
+            set_to("--num-seq-splits", slices),
+        )
+    )
+    held, bubble, waits = promise_of(placed)
+    assert (held, bubble) == ((slices + 3 + barriers) / slices, 3 / slices)
+    assert not waits
 
 
 def test_every_dimension_has_flags_of_its_own() -> None:
