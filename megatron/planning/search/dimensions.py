@@ -9,6 +9,7 @@ from typing import Final
 
 from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.config.edit import Choice, Edit, left_out, set_to
+from megatron.config.expert_ranks import sizes_of_experts
 from megatron.config.experts import is_mixture
 from megatron.config.line import Line
 from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
@@ -86,15 +87,23 @@ def _exchange(line: Line) -> Sequence[Choice]:
     return [(set_to("--cp-comm-type", name),) for name in names]
 
 
+def _expert_tensor(line: Line) -> Sequence[Choice]:
+    """Return whole experts, and experts whose columns all tensor-parallel ranks share."""
+    if not is_mixture(line.flags):
+        return [()]
+    sizes = dict.fromkeys((1, line.flags[ParallelFlags].tensor_model_parallel_size))
+    return [(set_to(_SHARED_EXPERT, size),) for size in sizes]
+
+
 def _experts(line: Line) -> Sequence[Choice]:
-    """Return the numbers of ranks that share experts, whole experts on each."""
+    """Return the numbers of ranks over which the experts of a layer are spread."""
     experts = line.flags[ExpertSettings].num_experts
     if not is_mixture(line.flags) or experts is None:
         return [()]
-    whole = set_to("--expert-tensor-parallel-size", 1)
-    most = min(gcd(experts, line.world_size), _MOST_EXPERT_RANKS)
-    sizes = sorted(_powers_of_two(most), reverse=True)[:_EXPERT_SIZES]
-    return [(set_to("--expert-model-parallel-size", size), whole) for size in sizes]
+    _, shared = sizes_of_experts(line.flags)
+    most = min(gcd(experts, line.world_size // shared), _MOST_EXPERT_RANKS)
+    sizes = sorted(_powers_of_two(most), reverse=True)[: _EXPERT_SIZES if shared == 1 else 2]
+    return [(set_to("--expert-model-parallel-size", size),) for size in sizes]
 
 
 def _pipeline(line: Line) -> Sequence[Choice]:
@@ -181,6 +190,7 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
     return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
 
 
+_SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
 _VOCABULARY: Final = "--vocab-parallel"
@@ -302,13 +312,10 @@ TENSOR: Final = _own(
     "tensor ranks", "shape", _tensor, "--tensor-model-parallel-size", "--sequence-parallel"
 )
 CONTEXT: Final = _own("context ranks", "shape", _context, "--context-parallel-size")
-EXPERTS: Final = _own(
-    "expert ranks",
-    "shape",
-    _experts,
-    "--expert-model-parallel-size",
-    "--expert-tensor-parallel-size",
-)
+EXPERT_TENSOR: Final = _own(
+    "ranks that share an expert", "shape", _expert_tensor, _SHARED_EXPERT
+)._replace(later=True)
+EXPERTS: Final = _own("expert ranks", "shape", _experts, "--expert-model-parallel-size")
 PIPELINE: Final = _own("pipeline ranks", "pipeline", _pipeline, "--pipeline-model-parallel-size")
 MICRO_BATCH: Final = _own("micro batch", "factor", _micro_batch, "--micro-batch-size")
 EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-comm-type")
@@ -334,7 +341,16 @@ VOCABULARY: Final = Dimension(
 )
 WHOLE_VOCABULARY: Final = VOCABULARY._replace(choices=_whole_vocabulary)
 
-LAYOUT: Final = (TENSOR, CONTEXT, EXPERTS, PIPELINE, MICRO_BATCH, EXCHANGE, MEMORY)
+LAYOUT: Final = (
+    TENSOR,
+    CONTEXT,
+    EXPERT_TENSOR,
+    EXPERTS,
+    PIPELINE,
+    MICRO_BATCH,
+    EXCHANGE,
+    MEMORY,
+)
 DIMENSIONS: Final = (*LAYOUT, SLICES, SCHEDULE, VOCABULARY)
 """All dimensions, in the order in which the search decides them."""
 UNSPLIT: Final = (*LAYOUT, SLICES, SCHEDULE, WHOLE_VOCABULARY)

@@ -18,6 +18,8 @@ from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import (
     DIMENSIONS,
+    EXPERT_TENSOR,
+    EXPERTS,
     MEMORY,
     MICRO_BATCH,
     PIPELINE,
@@ -248,6 +250,44 @@ def test_no_slices_go_through_a_ring() -> None:
         seen.add((exchange, "--num-seq-splits" in words))
     assert ("p2p", True) not in seen
     assert {("p2p", False), ("a2a", False), ("a2a", True)} <= seen
+
+
+def test_experts_are_whole_or_shared_as_a_dry_run_of_each_says() -> None:
+    mixture = ["--num-experts", "4", "--moe-router-topk", "2", "--moe-grouped-gemm"]
+    given = line(*mixture, "--tensor-model-parallel-size", "2", "--sequence-parallel")
+    given = given.edited(
+        (
+            set_to("--pipeline-model-parallel-size", 1),
+            set_to("--micro-batch-size", 1),
+            set_to("--moe-token-dispatcher-type", "alltoall"),
+        )
+    )
+    found = Search(H100, (EXPERT_TENSOR, EXPERTS)).run(given)
+    runs, by_hand = Runs(H100), {}
+    for shared, experts in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)]:
+        own = (
+            set_to("--expert-tensor-parallel-size", shared),
+            set_to("--expert-model-parallel-size", experts),
+        )
+        by_hand[shared, experts] = runs.plan(given.edited(own))[0]
+    assert found.taken is not None
+    fastest = min(known.seconds for known in by_hand.values() if known.fits)
+    assert found.taken.known.seconds * (1 - NEAR) <= fastest
+    assert len({known.held.peak for known in by_hand.values()}) > 2
+
+
+@pytest.mark.parametrize("shared", [None, 1, 2])
+def test_what_a_user_says_of_shared_experts_leaves_expert_ranks_open(shared: int | None) -> None:
+    more = [] if shared is None else ["--expert-tensor-parallel-size", str(shared)]
+    mixture = ["--num-experts", "4", "--tensor-model-parallel-size", "2", "--sequence-parallel"]
+    given = line(*mixture, *more)
+    assert {EXPERT_TENSOR, EXPERTS} - {*opened(DIMENSIONS, given)} == (
+        set() if shared is None else {EXPERT_TENSOR}
+    )
+    sizes = {own[0].values for own in EXPERTS.choices(given)}
+    assert sizes == ({("4",), ("2",), ("1",)} if shared == 1 else {("2",), ("1",)})
+    chosen = {own[0].values for own in EXPERT_TENSOR.choices(given)}
+    assert chosen == {("1",), ("2",)}
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_reason() -> None:
