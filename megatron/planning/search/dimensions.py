@@ -106,6 +106,13 @@ def _experts(line: Line) -> Sequence[Choice]:
     return [(set_to("--expert-model-parallel-size", size),) for size in sizes]
 
 
+def _dispatcher(line: Line) -> Sequence[Choice]:
+    """Return the ways in which tokens come to experts on other ranks without a package."""
+    if not is_mixture(line.flags) or sizes_of_experts(line.flags)[0] == 1:
+        return [()]
+    return [(set_to(_DISPATCHER, name),) for name in ("allgather", "alltoall")]
+
+
 def _pipeline(line: Line) -> Sequence[Choice]:
     ranks, layers = _replicas(line, "pipeline"), line.flags[ShapeSettings].num_layers
     return [
@@ -191,6 +198,7 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
 
 
 _SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
+_DISPATCHER: Final = "--moe-token-dispatcher-type"
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
 _VOCABULARY: Final = "--vocab-parallel"
@@ -319,6 +327,9 @@ EXPERTS: Final = _own("expert ranks", "shape", _experts, "--expert-model-paralle
 PIPELINE: Final = _own("pipeline ranks", "pipeline", _pipeline, "--pipeline-model-parallel-size")
 MICRO_BATCH: Final = _own("micro batch", "factor", _micro_batch, "--micro-batch-size")
 EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-comm-type")
+DISPATCHER: Final = _own("dispatcher of tokens", "factor", _dispatcher, _DISPATCHER)._replace(
+    later=True
+)
 MEMORY: Final = Dimension(
     "memory", "factor", tuple(option for group in _GROUPS for option in group), _memory, ()
 )
@@ -349,6 +360,7 @@ LAYOUT: Final = (
     PIPELINE,
     MICRO_BATCH,
     EXCHANGE,
+    DISPATCHER,
     MEMORY,
 )
 DIMENSIONS: Final = (*LAYOUT, SLICES, SCHEDULE, VOCABULARY)
