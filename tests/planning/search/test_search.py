@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from megatron.planning.asked.question import question_of
 from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
 from megatron.planning.race import NEAR
+from megatron.planning.search import dimensions
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import (
@@ -288,6 +290,29 @@ def test_what_a_user_says_of_shared_experts_leaves_expert_ranks_open(shared: int
     assert sizes == ({("4",), ("2",), ("1",)} if shared == 1 else {("2",), ("1",)})
     chosen = {own[0].values for own in EXPERT_TENSOR.choices(given)}
     assert chosen == {("1",), ("2",)}
+
+
+def page_example(title: str) -> str:
+    """Return the code in a section of docs/extending.md."""
+    page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text("utf-8")
+    section = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return "\n".join(row[4:] for row in section.split("\n") if row.startswith("    ") or not row)
+
+
+def test_the_dimension_of_the_page_on_extending_takes_what_a_dry_run_of_each_choice_says() -> None:
+    names = dict(vars(dimensions))
+    exec(page_example("Add a dimension of the search"), names)
+    given = line("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "4")
+    given = given.edited((set_to("--micro-batch-size", 4), set_to("--pipeline-schedule", "1f1b")))
+    given = given.edited((set_to("--vocab-parallel", "vocab-2"),))
+    small = replace(H100, memory=24 * GIB)
+    runs = Runs(small)
+    by_hand = [runs.plan(given.edited(own))[0] for own in names["_parts_again"](given)]
+    assert {known.fits for known in by_hand} == {False, True}
+    found = Search(small, (names["PARTS_AGAIN"],)).run(given)
+    assert found.taken is not None
+    fastest = min(known.seconds for known in by_hand if known.fits)
+    assert found.taken.known.seconds * (1 - NEAR) <= fastest
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_reason() -> None:
