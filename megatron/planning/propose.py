@@ -17,7 +17,8 @@ from megatron.planning.race import NEAR
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs
-from megatron.planning.search.search import Found, Search, Way, best_of, by_seconds, distinct
+from megatron.planning.search.search import Search
+from megatron.planning.search.ways import Found, Way, best_of, by_seconds, distinct
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY

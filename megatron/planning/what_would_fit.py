@@ -14,7 +14,8 @@ from megatron.model.flops import iteration_flops
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.nearby import Nearby
 from megatron.planning.search.runs import Runs
-from megatron.planning.search.search import Found, Search, Way, varied
+from megatron.planning.search.search import Search
+from megatron.planning.search.ways import Found, Way, varied
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GPUS, Gpu

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product, takewhile
 from math import prod
-from typing import Final, NamedTuple
+from typing import Final
 
 from megatron.config.edit import Choice, left_out, set_to
 from megatron.config.line import Line
@@ -18,6 +18,7 @@ from megatron.config.parallelism import ParallelFlags, number_of_replicas
 from megatron.config.train import TrainFlags
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
+from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 from megatron.schedules.search.watch import Watch
@@ -29,57 +30,6 @@ _BATCHES: Final = 4
 """Microbatches of a job that is counted for its shape."""
 _ALIKE: Final = 0.02
 """Choices whose memory differs by less than this share are compared by their time alone."""
-
-
-class Shape(NamedTuple):
-    """What was counted of a shape.
-
-    Attributes:
-        seconds: of a sample's passes on one stage.
-        whole: bytes of weights, gradients and states that stages divide.
-        shared: bytes of states that the replicas divide, whatever the stages.
-        kept: bytes that a microbatch leaves on one stage.
-        room: bytes that tensors may take on a rank.
-    """
-
-    seconds: float
-    whole: float
-    shared: float
-    kept: float
-    room: float
-
-
-class Factor(NamedTuple):
-    """The factors by which a choice changes the seconds, states and kept bytes of a shape."""
-
-    seconds: float = 1.0
-    static: float = 1.0
-    kept: float = 1.0
-
-
-Combination = tuple[Choice, ...]
-"""One choice for every open dimension, in the order of the dimensions."""
-
-Ordering = tuple[object, ...]
-"""Pipeline ranks, schedule and treatment: a plan of these teaches about others of the same."""
-
-
-class Rough(NamedTuple):
-    """A combination of choices, and the first guess of its seconds and bytes.
-
-    Attributes:
-        choices: one for every dimension.
-        ordering: its pipeline ranks, schedule and treatment.
-        seconds: of an iteration.
-        peak: bytes of the fullest rank.
-        room: bytes that tensors may take there.
-    """
-
-    choices: Combination
-    ordering: Ordering
-    seconds: float
-    peak: float
-    room: float
 
 
 @dataclass

@@ -10,18 +10,18 @@ machine.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 
 from megatron.config.line import Key, Line
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
-from megatron.planning.search.coarse import Coarse, Combination, Ordering, Rough
+from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import Dimension, opened
-from megatron.planning.search.dimensions import DIMENSIONS, last_resorts
+from megatron.planning.search.rough import Combination, Ordering, Rough
 from megatron.planning.search.runs import Known, Runs
+from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import TIME
@@ -46,46 +46,8 @@ _FAR: Final = 1.1
 """Combinations whose expected memory is above this multiple of the room are not estimated."""
 _REFUSALS: Final = 8
 """Combinations that rules may refuse until others of their stages and order are passed over."""
-_TELLING_APART: Final = tuple(own.options[0] for own in DIMENSIONS if own.kind != "factor")
-"""Flags of which one at least differs between runs that an answer names."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
-
-
-class Way(NamedTuple):
-    """A run that the search has looked at, with what is known of it.
-
-    Attributes:
-        choices: its choice in every open dimension.
-        line: its flags.
-        known: its time and memory.
-    """
-
-    choices: Combination
-    line: Line
-    known: Known
-
-
-@dataclass
-class Found:
-    """What a search has found.
-
-    Attributes:
-        ways: the runs that fit, the fastest first.
-        too_large: runs that do not fit, the fastest first.
-        taken: of all within ``NEAR`` of the fastest, the run with the fewest ``LAST_RESORTS``, and
-            of these the run that holds the least; ``None``: no run fits.
-        candidate: the taken run with its plan; ``None``: its plan has too many passes to be made.
-        refused: why some choices make no run, each reason once.
-        combinations: number of combinations that were ranked.
-    """
-
-    ways: list[Way] = field(default_factory=list)
-    too_large: list[Way] = field(default_factory=list)
-    taken: Way | None = None
-    candidate: Candidate | None = None
-    refused: dict[str, None] = field(default_factory=dict)
-    combinations: int = 0
 
 
 class Search:
@@ -135,12 +97,12 @@ class Search:
         """
         coarse, rough = self._ranked(line)
         early = [way for way in begin if coarse.has(way.choices)]
-        self._look(line, coarse, rough, [*_best_first(early), *early[:_BEGIN]], _LEAST)
+        self._look(line, coarse, rough, [*best_first(early), *early[:_BEGIN]], _LEAST)
         self._settle(line, rough)
         coarse.dimensions = opened(self._dimensions, line)
         if more := self._later(coarse, rough):
             self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
-            self._look(line, coarse, more, [way for way in _best_first(begin) if way not in early])
+            self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
             self._settle(line, more)
         self._refuse_nothing()
         return self._found
@@ -366,55 +328,6 @@ class Search:
         """Return the passes of a run's whole plan, about."""
         request = self._runs.candidate(way.line).request
         return 3 * request.ranks * request.units * (request.chunks or request.traits.chunks)
-
-
-def by_seconds(ways: Iterable[Way]) -> list[Way]:
-    """Return runs, the fastest first; of equally fast ones, first the one that holds less."""
-    return sorted(ways, key=lambda way: (way.known.seconds, way.known.held.peak))
-
-
-def distinct(ways: Iterable[Way]) -> list[Way]:
-    """Return runs without those that have the layout, schedule and treatment of an earlier one."""
-    found: dict[tuple[object, ...], Way] = {}
-    for way in ways:
-        found.setdefault(tuple(map(way.line.given.get, _TELLING_APART)), way)
-    return list(found.values())
-
-
-def varied(ways: Sequence[Way], number: int) -> list[Way]:
-    """Return up to ``number`` of some runs that fit, the fastest first.
-
-    A run that is slower than another, holds as much and has as many ``LAST_RESORTS`` is returned
-    only if others are too few. If possible, runs are ``distinct``.
-    """
-
-    def costs(way: Way) -> tuple[float, ...]:
-        return way.known.seconds, way.known.held.peak, last_resorts(way.line)
-
-    def beats(way: Way, other: Way) -> bool:
-        pairs = list(zip(costs(way), costs(other), strict=True))
-        return costs(way) != costs(other) and all(mine <= its for mine, its in pairs)
-
-    useful = [way for way in ways if not any(beats(other, way) for other in ways)]
-    found = {way.line.key: way for way in (*distinct(useful), *useful, *distinct(ways))}
-    return by_seconds(list(found.values())[:number])
-
-
-def best_of(ways: Sequence[Way]) -> Way | None:
-    """Return the run to take of all within ``NEAR`` of the fastest (``Found.taken``)."""
-
-    def price(way: Way) -> tuple[float, ...]:
-        return last_resorts(way.line), way.known.held.peak, way.known.seconds
-
-    fastest = min((way.known.seconds for way in ways), default=inf)
-    near = (way for way in ways if way.known.seconds * (1 - NEAR) <= fastest)
-    return min(near, key=price, default=None)
-
-
-def _best_first(ways: Sequence[Way]) -> list[Way]:
-    """Return the run to take of some runs, if there are any."""
-    best = best_of(ways)
-    return [] if best is None else [best]
 
 
 def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:

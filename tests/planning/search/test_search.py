@@ -33,7 +33,8 @@ from megatron.planning.search.dimensions import (
     last_resorts,
 )
 from megatron.planning.search.runs import Runs, promise_of
-from megatron.planning.search.search import Found, Search
+from megatron.planning.search.search import Search
+from megatron.planning.search.ways import Found
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
