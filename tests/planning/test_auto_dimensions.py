@@ -15,8 +15,11 @@ from harness.marks import full
 from harness.still_watch import still_watch
 from torch.distributed import HashStore
 
+from megatron.config import vocabulary
 from megatron.config.command_line import parse
 from megatron.config.run_config import RunConfig
+from megatron.data.tokenizers.null import NullTokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.planning.candidate import Candidate
 from megatron.planning.dry_run import dry_run
 from megatron.planning.race import NEAR, chosen
@@ -336,3 +339,18 @@ def test_no_ring_passes_on_the_keys_of_slices() -> None:
     found = with_gpus(opened)
     plan = make_run_plan(found)
     assert settled(found, plan).notes[-1] == f"auto takes {', '.join(plan.taken)}"
+
+
+def test_all_ways_read_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[TokenizerSettings]()
+
+    def noted(config: TokenizerSettings) -> NullTokenizer:
+        read.append(config)
+        return NullTokenizer(config.vocab_size or 0)
+
+    monkeypatch.setattr(vocabulary, "build_tokenizer", noted)
+    vocabulary._read.cache_clear()
+    opened = run(f"{AGAIN} --vocab-parallel auto --vocab-size 997")
+    assert len(opened.alternatives) > 10
+    assert len(read) == 1
+    vocabulary._read.cache_clear()

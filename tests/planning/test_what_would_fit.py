@@ -132,6 +132,12 @@ def test_plans_of_fewer_microbatches_are_said() -> None:
         "--batch-size-steps 0:4 8:8",
         "--fp8-format hybrid --no-fp8-wgrad",
         "--num-experts 4 --swiglu",
+        "--pipeline-schedule interleaved --num-layers-per-virtual-pipeline-stage 1",
+        "--decoder-first-pipeline-num-layers 1",
+        "--pipeline-schedule v-half --zero-bubble-v-schedule "
+        "--zero-bubble-v-schedule-mem-setup half",
+        "--layer-distribution cost --recompute-granularity full --recompute-method uniform "
+        "--recompute-ahead 1",
     ],
 )
 def test_the_flags_of_an_advice_make_the_run_that_was_counted(own: str) -> None:
@@ -153,6 +159,28 @@ def test_the_flags_of_an_advice_make_the_run_that_was_counted(own: str) -> None:
         )
         assert train == counted.train, words
         assert made.model == counted.model
+
+
+@pytest.mark.parametrize(
+    ("own", "schedule", "words"),
+    [
+        ("--decoder-first-pipeline-num-layers 1", "1f1b", "--decoder-first-pipeline-num-layers"),
+        ("--layer-distribution 3,1", "1f1b", "--layer-distribution"),
+        (
+            "--pipeline-schedule v-half --zero-bubble-v-schedule "
+            "--zero-bubble-v-schedule-mem-setup half",
+            "v-half",
+            "",
+        ),
+    ],
+)
+def test_flags_that_make_way_are_named_beside_the_same_schedule_too(
+    own: str, schedule: str, words: str
+) -> None:
+    """All but those that stand for the schedule's name."""
+    nearby = Nearby.of(run_of(own))
+    same = set_to("--pipeline-schedule", schedule), set_to("--vocab-parallel", "none")
+    assert nearby.words(nearby.line.edited(same)) == (words and f"without {words}")
 
 
 def test_products_in_8_bits_may_make_way() -> None:

@@ -1,14 +1,14 @@
 """Corpora, their files, and the sets that are evaluated."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.config.corpora import corpora_of, sets_to_evaluate
 from megatron.config.dry_run import DryRunSettings
 from megatron.config.train import TrainFlags, evaluation_batches
-from megatron.config.vocabulary import vocabulary
+from megatron.config.vocabulary import Stamps, stamps_of, vocabulary
 from megatron.data.fill_in_the_middle import FillTokens
 from megatron.data.indexed import IndexedDataset
 from megatron.data.settings import CorpusSettings, DataSettings, FillSettings
@@ -136,13 +136,19 @@ def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
 def _tokens_of_middles(flags: Flags) -> Iterator[str]:
     """Refuse fill-in-the-middle with a token that the tokenizer lacks."""
     fill, tokenizer = flags[FillSettings], flags[TokenizerSettings]
-    if not fill.fim_data or tokenizer.tokenizer_type is None:
-        return
+    if fill.fim_data and tokenizer.tokenizer_type is not None:
+        yield from _faults_of_middles(fill, tokenizer, stamps_of(tokenizer))
+
+
+@lru_cache(4)
+def _faults_of_middles(
+    fill: FillSettings, tokenizer: TokenizerSettings, stamps: Stamps
+) -> tuple[str, ...]:
     try:
         built = build_tokenizer(tokenizer)
     except ValueError:
-        return  # another rule reports this mistake
-    yield from faults_of(lambda: FillTokens.of(fill, built))
+        return ()  # another rule reports this mistake
+    return tuple(faults_of(lambda: FillTokens.of(fill, built)))
 
 
 @refuses

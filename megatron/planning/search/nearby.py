@@ -29,8 +29,15 @@ from megatron.planning.search.dimensions import (
 )
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
+_NAMING_SCHEDULES: Final = (
+    "--enable-zero-bubble",
+    "--zero-bubble-v-schedule",
+    "--zero-bubble-v-schedule-mem-setup",
+)
+"""Flags that stand for the name of a schedule."""
 _SCHEDULING: Final = (
     *ASKING_FOR_SCHEDULES,
+    *_NAMING_SCHEDULES,
     *(option_of(name) for name in (*ENDS, *ACCOUNTS)),
     "--zero-bubble-max-pending-backward",
     "--recompute-ahead",
@@ -114,7 +121,7 @@ class Nearby:
         alike = {
             option
             for asked, options in (
-                ("--pipeline-schedule", _SCHEDULING),
+                ("--pipeline-schedule", _NAMING_SCHEDULES),
                 ("--vocab-parallel", ASKING_FOR_TREATMENTS),
             )
             if self.own[asked] == given.get(asked)
