@@ -25,6 +25,7 @@ from megatron.planning.search.dimensions import (
     MICRO_BATCH,
     RECOMPUTE,
     SCHEDULE,
+    SLICES,
     VOCABULARY,
 )
 
@@ -70,7 +71,7 @@ EIGHT_BITS: Final = Dimension("8 bits", "factor", _EIGHT, _without_eight_bits, (
 
 _DIMENSIONS: Final = tuple(
     own._replace(closing=())  # the user's choice has been tried, and does not fit
-    for own in (MICRO_BATCH, EXCHANGE, EIGHT_BITS, MEMORY, SCHEDULE, VOCABULARY)
+    for own in (MICRO_BATCH, EXCHANGE, EIGHT_BITS, MEMORY, SLICES, SCHEDULE, VOCABULARY)
 )
 
 

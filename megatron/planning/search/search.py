@@ -99,9 +99,7 @@ class Search:
         early = [way for way in begin if coarse.has(way.choices)]
         self._look(line, coarse, rough, [*best_first(early), *early[:_BEGIN]], _LEAST)
         self._settle(line, rough)
-        coarse.dimensions = opened(self._dimensions, line)
-        if more := self._later(coarse, rough):
-            self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
+        if more := self._later(line, coarse, rough):
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
             self._settle(line, more)
         self._refuse_nothing()
@@ -119,6 +117,8 @@ class Search:
         """
         coarse, rough = self._ranked(line)
         self._look(line, coarse, rough, (), _LEAST)
+        if not self._watch.is_over:
+            self._look(line, coarse, self._later(line, coarse, rough), ())
         self._refuse_nothing()
         while not self._watch.is_over:
             shown = varied(self._fitting(), wanted)
@@ -142,10 +142,16 @@ class Search:
         if not self._ways:
             raise ValueError("\n".join(self._found.refused) or "no choice makes a run")
 
-    def _later(self, coarse: Coarse, before: Sequence[Rough]) -> list[Rough]:
-        """Return the combinations with other choices in later dimensions, beside those before."""
+    def _later(self, line: Line, coarse: Coarse, before: Sequence[Rough]) -> list[Rough]:
+        """Return the combinations with other choices in later dimensions, beside those before.
+
+        From now on a few estimates are made, and only of combinations that are expected to be
+        faster without optimism.
+        """
+        coarse.dimensions = opened(self._dimensions, line)
         if not any(own.later for own in coarse.dimensions):
             return []
+        self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
         coarse.count([way.choices for way in self._ways.values()])
         known = {own.choices for own in before}
         return [own for own in coarse.first() if own.choices not in known]
