@@ -27,12 +27,18 @@ _WINDOW: Final = 4096
 _FIRST: Final = 62
 """First layer with a window, if a file does not tell it."""
 
+_METHOD: Final = "noaux_tc"
+"""What the published files have as ``scoring_func``, which is a word of ``topk_method``."""
+
 
 def _read(c: Fields) -> Values:
     found = common_fields(c, groups=32) | attention_biases(c) | {"qk_layernorm": True}
     layers, first = found["num_layers"], c.any("max_window_layers", _FIRST)
     found |= read_experts(c, layers)
-    found |= read_biased_choice(Fields({"norm_topk_prob": False} | dict(c.all), c.origin))
+    given = {"norm_topk_prob": False} | dict(c.all)
+    if c.any("scoring_func", "sigmoid") == _METHOD:
+        given["scoring_func"] = "sigmoid"  # transformers takes sigmoids whatever stands there
+    found |= read_biased_choice(Fields(given, c.origin))
     if type(first) is not int:
         raise c.fault("max_window_layers", "a whole number")
     size = c.whole_or_none("sliding_window", _WINDOW)
