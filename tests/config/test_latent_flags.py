@@ -76,7 +76,7 @@ def test_the_flags_of_a_saved_model_make_that_model(flags: str) -> None:
         (f"{LATENT} --softmax-type learnable", "--softmax-type leave"),
         (f"{LATENT} --qk-pos-emb-head-dim 5", "--rotary-percent 5 of the 5"),
         (f"{LATENT} --qk-pos-emb-head-dim 2 --rotary-scaling-factor 4", "--rope-type yarn 2"),
-        (f"{LATENT} --beta-fast 1", "--beta-fast --beta-slow raise"),
+        (f"{LATENT} --beta-fast 0.5", "--beta-fast --beta-slow raise"),
         (
             "--recompute-granularity selective --recompute-modules mla_up_proj",
             "--recompute-modules mla_up_proj --multi-latent-attention",

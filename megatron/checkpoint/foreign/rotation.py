@@ -232,9 +232,9 @@ def _read_yarn(scaling: Fields, c: Fields) -> Values:
         all_dim,
         not is_rounded,
     )
-    if found.beta_fast <= found.beta_slow:
+    if found.beta_fast < found.beta_slow:
         raise ForeignError(
-            f"{scaling.origin}: beta_fast {found.beta_fast:g} is not more than beta_slow "
+            f"{scaling.origin}: beta_fast {found.beta_fast:g} is less than beta_slow "
             f"{found.beta_slow:g}"
         )
     given = scaling.number("attention_factor", found.magnitude)

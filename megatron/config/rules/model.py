@@ -178,9 +178,9 @@ def _two_scalings(flags: Flags) -> Iterator[str]:
 @refuses
 def _betas(flags: Flags) -> Iterator[str]:
     own = flags[RopeScalingSettings]
-    if _rope_type(flags) == "yarn" and own.beta_fast <= own.beta_slow:
+    if _rope_type(flags) == "yarn" and own.beta_fast < own.beta_slow:
         yield (
-            f"--beta-fast {own.beta_fast:g} is not more than --beta-slow {own.beta_slow:g}: "
+            f"--beta-fast {own.beta_fast:g} is less than --beta-slow {own.beta_slow:g}: "
             "frequencies with more turns are the fast ones; raise the former"
         )
 
