@@ -17,7 +17,7 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.eight_bit_settings import Format, types_of
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.kernel_multiplier import KernelMultiplier, Quantised
-from megatron.layers.linear import Linear
+from megatron.layers.linear import Linear, _WeightGradient
 from megatron.layers.main_grad import main_grad_of
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales, OwnScales
@@ -143,8 +143,8 @@ def test_what_is_kept_has_8_bits(split: bool) -> None:
 
 def _cells(work: Work) -> list[tuple[Tensor, ...]]:
     """What a deferred product keeps of its two factors."""
-    closed = dict(zip(work.__code__.co_freevars, work.__closure__ or (), strict=True))
-    return [closed["grad"].cell_contents, closed["x"].cell_contents]
+    assert isinstance(work, _WeightGradient)
+    return [work._grad, work._x]
 
 
 class Counting(ReferenceKernels):
