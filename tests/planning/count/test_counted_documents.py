@@ -24,7 +24,8 @@ def run_with(
     model: ModelSettings = KEPT, sizes: dict[str, Any] | None = None, **documents: Any
 ) -> RunConfig:
     run = run_of(model, "vocab-2", 2, SAMPLES, sizes=sizes)
-    return replace(run, data=replace(run.data, **documents))
+    apart = replace(run.data.resets, **documents)
+    return replace(run, data=replace(run.data, resets=apart))
 
 
 def first_rank(run: RunConfig) -> RankCount:
