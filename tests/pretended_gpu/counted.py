@@ -15,7 +15,6 @@ from pretended_gpu.launches import Counter, adds
 from pretended_gpu.rank import alone
 from torch import Tensor, nn
 
-from megatron.config.precision import PrecisionSettings
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.face import Kernels
@@ -118,9 +117,7 @@ CASES: Final = {
         LLAMA,
         options={"recomputation": Recomputation(frozenset(("core_attn", "layernorm", "mlp")))},
     ),
-    "wide stream": Case(
-        LLAMA, options={"precision": PrecisionSettings(fp32_residual_connection=True)}
-    ),
+    "wide stream": Case(LLAMA, options={"wide_stream": True}),
     "mixture": Case(MIXTURE),
     "mixture in fp32": Case(MIXTURE.replaced(moe_router_dtype="fp32"), torch.float32),
     "mixture with a wide router": Case(MIXTURE.replaced(moe_router_dtype="fp32")),
