@@ -1,6 +1,6 @@
 """For a run that does not fit, names similar runs that fit, the fastest first.
 
-They are found by the search of ``plan-pretraining``. The run's ranks, batch and model stay as they
+The search of ``plan-pretraining`` finds these runs. The ranks, the batch and the model stay as they
 are, and all else may change (``search/nearby.py``).
 """
 
@@ -65,13 +65,13 @@ def _looked_at(found: Found) -> int:
 
 @dataclass(frozen=True)
 class _Advice:
-    """What advice is about.
+    """A run that does not fit, and its GPU.
 
     Attributes:
         config: the run.
         gpu: the GPU of every rank.
         own: the fullest rank of the run.
-        nearby: the run's line, to compare others with.
+        nearby: the run's line, to compare other lines with.
     """
 
     config: RunConfig
@@ -92,9 +92,8 @@ class _Advice:
                 f"{self.config.train.global_batch_size / seconds:.3g} samples/s, "
                 f"MFU {percent(flops / (peak * seconds))}"
             )
-        few = {way.known.planned for _, way in shown} - {
-            self._microbatches(way) for _, way in shown
-        }
+        planned = ((way.known.planned, self._microbatches(way)) for _, way in shown)
+        few = {number for number, whole in planned if number < whole}
         if few:
             yield (
                 f"plans have {' or '.join(map(str, sorted(few)))} microbatches: the interval of "
@@ -111,14 +110,14 @@ class _Advice:
     def nothing_fits(self, found: Found, watch: Watch) -> Iterator[str]:
         """Yield that no similar run fits, the memory that is too large, and the way out."""
         if not found.too_large:
-            least, of_what = self.own, "the run itself holds"
+            least, holder = self.own, "the run itself holds"
         else:
             smallest = min(found.too_large, key=lambda way: way.known.held.peak)
             least = smallest.known.held
             tried = counted(_looked_at(found), "plan")
-            of_what = f"the smallest of {tried} is {self.nearby.words(smallest.line)}: it holds"
+            holder = f"the smallest of {tried} is {self.nearby.words(smallest.line)}: it holds"
         said = (
-            f"{of_what} {MEMORY.write(least.peak)} on rank {least.rank}, "
+            f"{holder} {MEMORY.write(least.peak)} on rank {least.rank}, "
             f"{MEMORY.write(least.static)} of which are there all the time, and "
             f"{least.room_in_words(self.gpu)}"
         )

@@ -1,7 +1,7 @@
 """Runs near a run that does not fit: its line, and the dimensions in which advice searches.
 
-Its ranks, its batch and its model stay as they are. Flags that ask for its schedule, its treatment
-of the vocabulary or its recomputation make way for those of other runs.
+The ranks, the batch and the model stay as they are. The flags of the run that ask for a schedule, a
+treatment of the vocabulary or recomputation make way for the flags of the search.
 """
 
 from collections.abc import Mapping, Sequence

@@ -102,7 +102,7 @@ class Search:
         if more := self._later(line, coarse, rough):
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
             self._settle(line, more)
-        self._refuse_nothing()
+        self._check_found()
         return self._found
 
     def look(self, line: Line, wanted: int) -> Found:
@@ -117,9 +117,9 @@ class Search:
         """
         coarse, rough = self._ranked(line)
         self._look(line, coarse, rough, (), _LEAST)
-        if not self._watch.is_over:
-            self._look(line, coarse, self._later(line, coarse, rough), ())
-        self._refuse_nothing()
+        if not self._watch.is_over and (more := self._later(line, coarse, rough)):
+            self._look(line, coarse, more, ())
+        self._check_found()
         while not self._watch.is_over:
             shown = varied(self._fitting(), wanted)
             shown = [way for way in shown if way.known.level == "unsearched"]
@@ -137,7 +137,7 @@ class Search:
         coarse.count()
         return coarse, coarse.first()
 
-    def _refuse_nothing(self) -> None:
+    def _check_found(self) -> None:
         """Raise ``ValueError`` with the reasons if no choice makes a run."""
         if not self._ways:
             raise ValueError("\n".join(self._found.refused) or "no choice makes a run")
