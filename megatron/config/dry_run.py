@@ -1,4 +1,4 @@
-"""What a dry run predicts for: its settings."""
+"""The settings of a dry run."""
 
 from dataclasses import dataclass
 from typing import Final
