@@ -30,9 +30,8 @@ from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.distribution import LayerDistribution
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
-from megatron.parallel.nccl import BlockSettings
 from megatron.parallel.placement import Placement
-from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.schedules.treatments import TREATMENTS

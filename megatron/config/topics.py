@@ -29,8 +29,7 @@ from megatron.optimizer.settings import (
     MuonSettings,
     OptimizerSettings,
 )
-from megatron.parallel.nccl import BlockSettings
-from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
 from megatron.schedules.settings import PairSettings
 
 GROUPS: Final = (

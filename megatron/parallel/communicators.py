@@ -36,7 +36,7 @@ import torch
 from megatron.parallel.grid import Grid, Tiling
 from megatron.parallel.groups import STATE, connect_grid
 from megatron.parallel.links import Link
-from megatron.parallel.nccl import BlockSettings
+from megatron.parallel.settings import BlockSettings
 
 MIB: Final = float(1 << 20)
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from megatron.parallel.grid import Axis, AxisName, Grid, Tiling
 from megatron.parallel.links import Link
-from megatron.parallel.nccl import BlockSettings, group_options
+from megatron.parallel.nccl import group_options
+from megatron.parallel.settings import BlockSettings
 from megatron.parallel.turns import Turns
 
 T = TypeVar("T")

@@ -22,84 +22,20 @@ The host's order is taken where the blocks fit, and NCCL's where they do not.
 """
 
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 import torch.distributed as dist
 
-from megatron.flags.declare import flag
-from megatron.flags.ranges import up_to
-from megatron.parallel.links import Link
+from megatron.parallel.settings import BlockSettings
 
 LAUNCH_ORDER: Final = "NCCL_LAUNCH_ORDER_IMPLICIT"
-
-MOST_BLOCKS: Final = 64
-"""Thread blocks of a communicator without a limit: NCCL's largest number of channels."""
-
-_BLOCKS: Final = up_to(MOST_BLOCKS)
 
 SPARE_MULTIPROCESSORS: Final = 12
 """Multiprocessors that the host's order leaves to passes. A product that finds none cannot run, and
 a communication that waits for its result would never end. Hopper also gives blocks of communicators
 without a limit out in clusters, which leaves some of its 132 multiprocessors without room for a
 whole cluster."""
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """Thread blocks of NCCL, by the use of a communicator.
-
-    A collective of the vocabulary layers waits beside passes for its last rank, longer than it
-    moves data. So it has only as many blocks as a network of 400 Gb/s needs.
-
-    Attributes:
-        control: blocks of sums of a few numbers outside the schedule. Few blocks save memory: every
-            block of a communicator has buffers of its own, and a rank has several such
-            communicators.
-    """
-
-    # fmt: off
-    nccl_max_ctas_p2p: int = flag(4,
-        "Thread blocks that NCCL may use for the messages of a link between stages.", _BLOCKS)
-    nccl_max_ctas_vocab: int = flag(4,
-        "Thread blocks that NCCL may use for the collectives of the vocabulary layers.", _BLOCKS)
-    nccl_max_ctas_data: int = flag(16,
-        "Thread blocks that NCCL may use to reduce gradients and to gather parameters.", _BLOCKS)
-    # fmt: on
-
-    control: int = 2
-
-    def of(self, use: str) -> int | None:
-        """Return the limit for a use of groups, by its first word; ``None``: NCCL's own.
-
-        Collectives of tensor and context parallelism and exchanges of experts have no limit: mostly
-        a pass waits for them. (Some run during a product or during attention, and take
-        multiprocessors from it.)
-        """
-        limits = {
-            "transfers": self.nccl_max_ctas_p2p,
-            "vocabulary": self.nccl_max_ctas_vocab,
-            "gradients": self.nccl_max_ctas_data,
-            "ends": self.nccl_max_ctas_data,
-            "control": self.control,
-        }
-        return limits.get(use.partition(" ")[0])
-
-    def at_once(self, links: Collection[Link], pipeline_rank: int, of_passes: int) -> int:
-        """Return the most blocks that may wait on the GPU of a pipeline rank at the same time.
-
-        Every link may have a message under way, and each lane one collective.
-
-        Args:
-            links: all links of the job.
-            pipeline_rank: pipeline rank of the GPU.
-            of_passes: collectives of passes, without a limit, that may be under way together.
-        """
-        own = sum(pipeline_rank in link.ends for link in links)
-        collectives = self.nccl_max_ctas_vocab + self.nccl_max_ctas_data + MOST_BLOCKS * of_passes
-        return own * self.nccl_max_ctas_p2p + collectives
 
 
 def set_launch_order(blocks: int, multiprocessors: int) -> None:

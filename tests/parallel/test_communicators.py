@@ -11,7 +11,7 @@ from megatron.parallel.communicators import MIB, RECEIVER, SENDER, communicators
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import STATE, make_groups
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import BlockSettings
+from megatron.parallel.settings import BlockSettings
 
 LIMITS = BlockSettings()
 

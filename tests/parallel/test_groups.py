@@ -13,7 +13,7 @@ from megatron.parallel import collectives, p2p
 from megatron.parallel.grid import AxisName, Grid, Tiling
 from megatron.parallel.groups import Groups, connect_grid, make_groups, single_rank
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import BlockSettings
+from megatron.parallel.settings import BlockSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AXES: tuple[AxisName, ...] = ("world", "tensor", "context", "data", "pipeline")

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.parallel.links import Link, in_rounds
-from megatron.parallel.nccl import LAUNCH_ORDER, MOST_BLOCKS, BlockSettings, set_launch_order
+from megatron.parallel.nccl import LAUNCH_ORDER, set_launch_order
+from megatron.parallel.settings import MOST_BLOCKS, BlockSettings
 from megatron.runtime.communicator import links_of
 from megatron.schedules.lower import lane
 from megatron.schedules.make_plan import make_plan

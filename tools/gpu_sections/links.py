@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.parallel.nccl import BlockSettings, group_options
+from megatron.parallel.nccl import group_options
+from megatron.parallel.settings import BlockSettings
 from tools.gpu_sections.ranks import free_port, variables
 from tools.gpu_sections.timing import Scale, Section, seconds_of, table
 

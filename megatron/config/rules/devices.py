@@ -11,7 +11,7 @@ from megatron.config.precision import PrecisionSettings
 from megatron.config.train import TrainFlags
 from megatron.flags.groups import Flags, declarations
 from megatron.flags.rules import notes_in
-from megatron.parallel.nccl import BlockSettings
+from megatron.parallel.settings import BlockSettings
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
