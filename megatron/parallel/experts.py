@@ -24,18 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.settings import Dispatcher
 from megatron.parallel.tensor import TensorParallel
-
-Dispatcher = Literal["allgather", "alltoall", "flex"]
-"""How tokens travel: by gathering, by an exchange, or by the package DeepEP (``deep_ep.py``). The
-words are Megatron's."""
 
 
 class ExpertParallel:

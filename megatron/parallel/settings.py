@@ -8,9 +8,12 @@ import torch
 
 from megatron.flags.declare import flag, spelled, spells
 from megatron.flags.ranges import COUNT, RANKS, up_to
-from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
 from megatron.parallel.links import Link
+
+Dispatcher = Literal["allgather", "alltoall", "flex"]
+"""How tokens travel: by gathering, by an exchange, or by the package DeepEP (``deep_ep.py``). The
+words are Megatron's."""
 
 MOST_BLOCKS: Final = 64
 """Thread blocks of a communicator without a limit: NCCL's largest number of channels."""

@@ -24,9 +24,8 @@ from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
-from megatron.parallel.experts import Dispatcher
 from megatron.parallel.grid import Order
-from megatron.parallel.settings import ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import Dispatcher, ExpertRankSettings, ReplicaSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4

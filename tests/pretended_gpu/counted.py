@@ -32,8 +32,9 @@ from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
-from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
+from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.settings import Dispatcher
 from megatron.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.planning.count.recorder import ListedGroup
 

@@ -25,7 +25,8 @@ from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
-from megatron.parallel.experts import Dispatcher, ExchangingExperts, GatheringExperts, Journey
+from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
+from megatron.parallel.settings import Dispatcher
 from megatron.runtime import pipeline
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.feed import Feed, Staged

@@ -20,9 +20,10 @@ from torch import Tensor
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.layers.experts.route import route_of
 from megatron.parallel import collectives
-from megatron.parallel.experts import Dispatcher, ExpertParallel, spread_experts
+from megatron.parallel.experts import ExpertParallel, spread_experts
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import ConnectedAxis, Groups, connect_grid
+from megatron.parallel.settings import Dispatcher
 
 KERNELS = ReferenceKernels()
 EXPERTS, WIDTH, BATCH, LENGTH = 8, 3, 2, 4
