@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predict what pairs hide of the waits for tensor ranks: a table of docs/choosing-a-schedule.md.
+"""Predict waits for tensor ranks without and with pairs: a table of docs/choosing-a-schedule.md.
 
 python tools/pairs_page.py [--update]
 
@@ -55,7 +55,7 @@ JOBS: Final = (
 
 
 class Figures(NamedTuple):
-    """What is predicted of a job.
+    """The predicted figures of a job.
 
     Attributes:
         seconds: of an iteration.

@@ -122,7 +122,7 @@ def rules_for(run: Runs) -> tuple[FoundRule, ...]:
 
 @cache
 def modules_of_rules() -> tuple[ModuleType, ...]:
-    """Return the modules in which rules stand: those of this package, and those of all nodes."""
+    """Return the modules in which rules stand: of this package, and of all nodes."""
     nodes = [sys.modules[group.__module__] for group in GROUPS]
     return tuple(dict.fromkeys((*modules_in(config), *nodes)))
 

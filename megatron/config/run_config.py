@@ -121,7 +121,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
 
 
 def data_settings(flags: Flags, vocab_size: int, eod_token: int) -> DataSettings:
-    """Return the samples of a run, with their corpora, their tokenizer and what follows for them.
+    """Return the samples of a run, with their corpora, their tokenizer and all derived values.
 
     Args:
         flags: all flags.

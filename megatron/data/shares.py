@@ -1,4 +1,4 @@
-"""Shares of corpora: those of the splits, and those within a blend."""
+"""Shares of corpora: the shares of the splits, and the weights within a blend."""
 
 import math
 from dataclasses import dataclass, field

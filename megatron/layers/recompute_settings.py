@@ -24,7 +24,7 @@ _ELSEWHERE: Final = {
 
 @dataclass(frozen=True)
 class RecomputeSettings:
-    """What the backward computes again instead of keeping it."""
+    """Activations that the backward computes again, so that no rank keeps them."""
 
     # fmt: off
     recompute_activations: bool = flag(False, "The same as --recompute-granularity selective.",

@@ -54,7 +54,7 @@ def price_of(parallel: ParallelConfig) -> Price:
 
 
 def hidden_axes(parallel: ParallelConfig) -> tuple[str, ...]:
-    """Return the axes at whose collectives pairs switch; without pairs, those of experts."""
+    """Return the axes at whose collectives pairs switch; without pairs, the axes of experts."""
     return parallel.pairs.axes or OF_EXPERTS
 
 

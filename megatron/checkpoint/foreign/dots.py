@@ -28,7 +28,7 @@ _FIRST: Final = 62
 """First layer with a window, if a file does not tell it."""
 
 _METHOD: Final = "noaux_tc"
-"""What the published files have as ``scoring_func``, which is a word of ``topk_method``."""
+"""The word of published files in ``scoring_func``; DeepSeek-V3 has it in ``topk_method``."""
 
 
 def _read(c: Fields) -> Values:

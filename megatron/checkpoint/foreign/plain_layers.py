@@ -1,4 +1,4 @@
-"""What families with LayerNorms, or with an MLP without a gate, have in common."""
+"""Fields and layouts of families with LayerNorms, or with an MLP without a gate."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Experts: their number, their ranks, how they begin, and what multiplies them."""
+"""Rules about experts: their number, their ranks, their first weights, and their products."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""The optimizer: the spans of its rates, the types of its states, and what updates weights."""
+"""Rules about the optimizer: spans of its rates, types of its states, packages that update."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a run saves, when it ends, and how it goes on after a fault."""
+"""Rules about checkpoints, the end of a run, and its way on after a fault."""
 
 import os
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _nothing_saved_at_the_exit(flags: Flags) -> Iterator[str]:
 
 @notes
 def _restart_from_nothing(flags: Flags) -> Iterator[str]:
-    """Note that a restarted job goes on only if it loads what the job before has saved."""
+    """Note that a restarted job goes on only if it loads the checkpoint of the job before."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     save, load = flags[CheckpointSettings].save, flags[CheckpointSettings].load
     if restarts == "0" or flags[DryRunSettings].dry_run:

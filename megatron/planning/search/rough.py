@@ -1,4 +1,4 @@
-"""What a rough count says: of a shape, of a choice that changes a shape, of a combination."""
+"""Results of rough counts: of a shape, of a choice that changes a shape, of a combination."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from megatron.config.edit import Choice
 
 
 class Shape(NamedTuple):
-    """What was counted of a shape.
+    """The counted seconds and bytes of a shape.
 
     Attributes:
         seconds: of a sample's passes on one stage.

@@ -130,7 +130,7 @@ class Search:
         return self._found
 
     def _ranked(self, line: Line) -> tuple[Coarse, list[Rough]]:
-        """Return the combinations with first choices of later dimensions, and what ranks them."""
+        """Return the combinations with first choices of later dimensions, and their rough counts."""
         dimensions = [own.at_first for own in opened(self._dimensions, line)]
         coarse = Coarse(line, dimensions, self._runs, self._found.refused, self._watch)
         self._watch.begin("layouts, schedules and treatments of the vocabulary")
@@ -143,7 +143,7 @@ class Search:
             raise ValueError("\n".join(self._found.refused) or "no choice makes a run")
 
     def _later(self, line: Line, coarse: Coarse, before: Sequence[Rough]) -> list[Rough]:
-        """Return the combinations with other choices in later dimensions, beside those before.
+        """Return the combinations with other choices in later dimensions than the first choices.
 
         From now on a few estimates are made, and only of combinations that are expected to be
         faster without optimism.

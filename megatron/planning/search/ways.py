@@ -17,7 +17,7 @@ _TELLING_APART: Final = tuple(own.options[0] for own in DIMENSIONS if own.kind !
 
 
 class Way(NamedTuple):
-    """A run that the search has looked at, with what is known of it.
+    """A run that the search has looked at, with its known time and memory.
 
     Attributes:
         choices: its choice in every open dimension.
@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 @dataclass
 class Found:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         ways: the runs that fit, the fastest first.
