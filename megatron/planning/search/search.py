@@ -130,7 +130,7 @@ class Search:
         return self._found
 
     def _ranked(self, line: Line) -> tuple[Coarse, list[Rough]]:
-        """Return combinations with first choices of later dimensions, and the counts behind them."""
+        """Return combinations with first choices of later dimensions, and their rough counts."""
         dimensions = [own.at_first for own in opened(self._dimensions, line)]
         coarse = Coarse(line, dimensions, self._runs, self._found.refused, self._watch)
         self._watch.begin("layouts, schedules and treatments of the vocabulary")
