@@ -236,5 +236,5 @@ def test_eight_gpus_are_told_what_fits(tmp_path: Path) -> None:
     assert "does not fit" in before
     fitting = before.split("what would fit, the fastest first:\n")[1].split("\n")[:2]
     ours = "--pipeline-schedule zb-v --vocab-parallel vocab-2"  # dualpipe-v ties with it
-    assert any(line.strip().startswith(ours) for line in fitting)
+    assert any(ours in line for line in fitting)
     assert "does not fit" not in after
