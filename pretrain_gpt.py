@@ -12,12 +12,12 @@ from megatron.commands.patience import telling
 with in_environment(), telling("loading PyTorch and this program"):
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from megatron.config.command_line import parse
-    from megatron.config.run_config import RunConfig
     from megatron.parallel.environment import launched, set_nccl_environment
     from megatron.parallel.launchers import adopt_launcher
     from megatron.planning.dry_run import dry_run
     from megatron.planning.run_plan import COMPARISON_SECONDS
+    from megatron.run.command_line import parse
+    from megatron.run.run_config import RunConfig
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.connect import leave

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.command_line import read
-    from megatron.config.topics import DECLARED
-    from megatron.config.words import sort_words
     from megatron.flags.readable import as_error
+    from megatron.run.command_line import read
+    from megatron.run.topics import DECLARED
+    from megatron.run.words import sort_words
 
 _FILES = ("--data-path ", "--tokenizer-model ")
 _UNKNOWN = " is no flag"

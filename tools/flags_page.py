@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.foreign.answers import ANSWERS, FEATURES, Answer
-    from megatron.config.topics import DECLARED, GROUPS
     from megatron.flags.declare import Declaration
     from megatron.flags.groups import declarations
     from megatron.flags.help import summary
+    from megatron.run.foreign.answers import ANSWERS, FEATURES, Answer
+    from megatron.run.topics import DECLARED, GROUPS
     from tools.pages.tables import escaped, rule, table
 
 

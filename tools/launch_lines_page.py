@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.command_line import read
-    from megatron.config.foreign.answers import FEATURES
     from megatron.flags.words import spelling
+    from megatron.run.command_line import read
+    from megatron.run.foreign.answers import FEATURES
     from tools.pages.tables import escaped, table
 
 

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.config.run_config import RunConfig
     from megatron.flags.command import read
     from megatron.flags.declare import flag
     from megatron.flags.ranges import COUNT, NOT_NEGATIVE, POSITIVE
     from megatron.parallel.settings import ReplicaSettings
     from megatron.planning.forecast_run import RunForecast, forecast_run
     from megatron.planning.run_plan import make_run_plan
+    from megatron.run.run_config import RunConfig
     from megatron.schedules.catalogue import SCHEDULES
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from megatron.simulator.costs.gpus import GPUS, gpu

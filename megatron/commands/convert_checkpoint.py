@@ -48,13 +48,13 @@ with in_environment():
     )
     from megatron.checkpoint.foreign.weights import Advance
     from megatron.checkpoint.storage import SaveError
-    from megatron.config.command_line import parse
-    from megatron.config.megatron_words import words_of_megatron
     from megatron.flags.command import read_command
     from megatron.flags.declare import flag, positional
     from megatron.flags.ranges import COUNT, NOT_NEGATIVE
     from megatron.flags.readable import told_as_error
     from megatron.model.settings import ModelSettings
+    from megatron.run.command_line import parse
+    from megatron.run.megatron_words import words_of_megatron
     from megatron.schedules.counted import counted
 
 QUIET_SECONDS = 1.0

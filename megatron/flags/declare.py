@@ -43,7 +43,7 @@ class Facts:
         idle_without: the condition without which the flag changes nothing, as in Megatron.
         idle_with: conditions under which the flag changes nothing, as in Megatron.
         names: other names of the flag on a tool's command line, such as ``-p``. Other names that
-            training knows stand in ``config/foreign``.
+            training knows stand in ``run/foreign``.
         place: name in the help, for a word that has no flag and is told by its place.
         reads: function from a word to its value; by default the type. For a wrong word it raises a
             ``ValueError`` that names the way out.

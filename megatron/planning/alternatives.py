@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.compared import completed
 from megatron.planning.race import fitting, smallest
+from megatron.run.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 

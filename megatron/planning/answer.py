@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.planning.asked.question import Question
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.where_time_goes import Reason, where_time_goes
+from megatron.run.run_config import RunConfig
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.ways_folder import Role

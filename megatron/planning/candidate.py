@@ -9,7 +9,6 @@ from functools import cached_property
 from math import inf
 from typing import Final
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.count.run import count_ranks
 from megatron.planning.estimate import (
     Estimate,
@@ -20,6 +19,7 @@ from megatron.planning.estimate import (
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states
+from megatron.run.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import least_time_of, one_microbatch_of, plan_for

@@ -9,8 +9,6 @@ from typing import Final
 
 import torch
 
-from megatron.config.precision import NARROW_SUMS, NEEDS_16_BITS
-from megatron.config.run_config import RunConfig
 from megatron.planning.checked_runs import checked
 from megatron.planning.compared import compared_lines, completed, not_looked_at
 from megatron.planning.forecast_run import RunForecast
@@ -21,6 +19,8 @@ from megatron.planning.replica_report import replica_lines
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import all_compared, compares
 from megatron.planning.what_would_fit import what_would_fit
+from megatron.run.precision import NARROW_SUMS, NEEDS_16_BITS
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch

@@ -10,10 +10,10 @@ pipeline tells as much as a plan of hundreds of microbatches.
 from math import ceil, gcd
 from typing import NamedTuple
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import block_of
 from megatron.schedules.passes import Pass

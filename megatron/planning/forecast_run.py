@@ -6,7 +6,6 @@ from functools import cached_property
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION
 from megatron.model.flops import iteration_flops
 from megatron.planning.count.run import count_ranks
@@ -18,6 +17,7 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.planning.run_costs import cluster_of, crossing_of, hidden_axes
 from megatron.planning.run_memory import Fullest, moved_by_step, run_memory
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs, HopTime
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import STAGE_KINDS, CommKind

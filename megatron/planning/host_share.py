@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron.config.run_config import RunConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
 from megatron.optimizer.host_link import chosen_for_host
 from megatron.planning.run_buckets import RankBuckets
+from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import ends_with_copies
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount

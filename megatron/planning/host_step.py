@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import BATCH
 from megatron.planning.count.optimizer import count_step_on_host
 from megatron.planning.host_share import HostShares
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.cluster import Cluster
 
 

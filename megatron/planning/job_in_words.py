@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_plan import compares
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import GIB, Gpu
 from megatron.simulator.units import TIME

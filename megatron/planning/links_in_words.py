@@ -1,6 +1,6 @@
 """A line on a job: which ranks share a machine, and how fast the links between them are."""
 
-from megatron.config.parallel_config import ParallelConfig
+from megatron.run.parallel_config import ParallelConfig
 from megatron.schedules.counted import counted
 from megatron.simulator.costs.collective_time import Path
 

@@ -9,7 +9,7 @@ number of messages may be waiting: eight messages in a row kept the memory of ei
 about whether a plan fits.
 """
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import Program, Start
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.host_room import activations_on_host, fullest_host, machine_memory
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import held_by_ranks
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import GIB

@@ -10,11 +10,11 @@ machine is left out of both.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan, plan_of_one

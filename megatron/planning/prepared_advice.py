@@ -8,11 +8,11 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest
 from megatron.planning.what_would_fit import what_would_fit
+from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.units import MEMORY

@@ -7,9 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from megatron.config.edit import Edit, left_out
-from megatron.config.line import Key, Line
-from megatron.config.offload import HOST
 from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
@@ -19,6 +16,9 @@ from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found, Way, best_of, by_seconds, distinct
+from megatron.run.edit import Edit, left_out
+from megatron.run.line import Key, Line
+from megatron.run.offload import HOST
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY

@@ -10,8 +10,6 @@ from typing import Final
 
 import torch
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.site import Site
 from megatron.model.ownership import OwnedParameter
@@ -29,6 +27,8 @@ from megatron.planning.count.apart import apart
 from megatron.planning.count.run import role_of
 from megatron.planning.count.subject import Subject
 from megatron.planning.planned_run import RunPlan
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
 from megatron.runtime.buckets import described, gathered_size, make_buckets
 from megatron.schedules.buckets import Bucket
 from megatron.schedules.plan import Plan

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
 from megatron.parallel.grid import AxisName
 from megatron.planning.count.run import count_layer, count_ranks
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import SLOTS, slot_elements
 from megatron.parallel.communicators import communicators
 from megatron.planning.count.optimizer import (
@@ -20,6 +19,7 @@ from megatron.planning.host_share import HostShare, HostShares, host_shares
 from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
+from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.host_rooms import pinned
 from megatron.schedules.plan import Plan, plan_of_one

@@ -12,12 +12,12 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.alternatives import Compared
 from megatron.planning.candidate import Candidate
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.race import chosen
 from megatron.planning.run_request import check_stages, prepared, request_of, runs_on
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
 from megatron.schedules.counted import counted
@@ -65,7 +65,7 @@ def make_run_plan(
 
 
 def compares(config: RunConfig) -> bool:
-    """Whether a run leaves its schedule, or a dimension of ``config/choices.py``, to its plan."""
+    """Whether a run leaves its schedule, or a dimension of ``run/choices.py``, to its plan."""
     return bool(config.alternatives) or TRAITS[config.parallel.pipeline_schedule].compares
 
 

@@ -6,11 +6,11 @@ a plan of one microbatch, which needs neither.
 
 from dataclasses import replace
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
 from megatron.model.distribution import check_no_rank_is_empty, distribute
 from megatron.planning.run_costs import layers_alone, planned_costs, stage_costs
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.recompute import EVERY_LAYER
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import as_compared, one_microbatch_of, plan_for, stages_of

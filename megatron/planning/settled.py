@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.planned_run import RunPlan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import PAIRED_SCHEDULES
 
 

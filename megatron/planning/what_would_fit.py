@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.config.precision import NARROW_SUMS
-from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.nearby import Nearby
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found, Way, varied
+from megatron.run.precision import NARROW_SUMS
+from megatron.run.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GPUS, Gpu

@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from megatron.config.run_config import RunConfig
-from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.flags.tree import values_of
 from megatron.planning.planned_run import RunPlan
+from megatron.run.run_config import RunConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data

@@ -13,8 +13,8 @@ from megatron.checkpoint.saved_model import differences, differences_of_dense
 from megatron.checkpoint.storage import OtherModelError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
 from megatron.checkpoint.upcycle import Upcycling
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.run_config import RunConfig
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState

@@ -18,8 +18,8 @@ from megatron.checkpoint.saved_model import stored
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.run_config import RunConfig
 from megatron.training.checkpoint_reading import CheckpointReader, is_same_folder
 from megatron.training.metrics.records import SaveEvent
 from megatron.training.progress import Progress

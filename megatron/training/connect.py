@@ -9,7 +9,6 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from megatron.config.parallel_config import ParallelConfig
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.parallel.environment import set_nccl_environment
 from megatron.parallel.grid import Grid
@@ -17,6 +16,7 @@ from megatron.parallel.groups import Groups, make_groups, single_rank
 from megatron.parallel.links import Link
 from megatron.parallel.nccl import set_launch_order
 from megatron.parallel.numa import bind_to_gpu, place_on_pci
+from megatron.run.parallel_config import ParallelConfig
 from megatron.training.rendezvous import Rendezvous
 
 _LOG = logging.getLogger(__name__)

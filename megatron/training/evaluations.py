@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.run.train import TrainConfig
 from megatron.training.iteration import evaluate
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.meter import Meter

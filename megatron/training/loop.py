@@ -11,9 +11,9 @@ import math
 import time
 
 from megatron.checkpoint.lock import FolderLock
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.feed import Feed
 from megatron.runtime.position import END_OF_SAVE
 from megatron.training.end_of_run import last_screen

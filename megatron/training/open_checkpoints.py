@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from megatron.checkpoint import lock
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import ConnectedAxis, Groups
+from megatron.run.run_config import RunConfig
 from megatron.training.metrics.records import SaveEvent
 from megatron.training.progress import Progress
 from megatron.training.rendezvous import UserError

@@ -6,7 +6,6 @@ from typing import Final
 
 from torch import Tensor
 
-from megatron.config.train import TrainConfig
 from megatron.data.corpus_watch import CorpusWatch
 from megatron.data.datasets import build_datasets
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
@@ -14,6 +13,7 @@ from megatron.data.samples import SampleDataset
 from megatron.data.settings import DataSettings
 from megatron.parallel.grid import Coordinates
 from megatron.parallel.launchers import local_rank
+from megatron.run.train import TrainConfig
 from megatron.schedules.counted import counted
 
 _ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)

@@ -13,9 +13,9 @@ from typing import Final
 
 import torch
 
-from megatron.config.log import LogSettings
 from megatron.native.files import atomic_path
 from megatron.planning.host_room import machine_memory
+from megatron.run.log import LogSettings
 from megatron.runtime.position import Position
 from megatron.runtime.store import ActivationStore
 from megatron.schedules.counted import counted

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from megatron.checkpoint.folder import POINTER
 from megatron.checkpoint.lock import NoLockError, check_name
-from megatron.config.log import LogSettings
-from megatron.config.records import RecordSettings
 from megatron.native.files import FileKindError, temporary_name, unlinked
+from megatron.run.log import LogSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.json_lines import check_json_lines
 from megatron.training.metrics.progress_file import FILE as PROGRESS
 

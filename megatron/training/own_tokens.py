@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
-from megatron.config.slice_lengths import lengths_of_slices
 from megatron.layers.slices import SequenceSlice
 from megatron.parallel.context import own_positions_in_slices
+from megatron.run.run_config import RunConfig
+from megatron.run.slice_lengths import lengths_of_slices
 from megatron.runtime.units import are_cut
 
 

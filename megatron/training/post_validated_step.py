@@ -6,10 +6,10 @@ iteration is reported one iteration late, because only then it is known whether 
 
 from dataclasses import replace
 
-from megatron.config.log import LogSettings
 from megatron.optimizer.global_state import GlobalState
 from megatron.optimizer.post_validation import PostValidatedStep
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.run.log import LogSettings
 from megatron.runtime.batch import rescaled
 from megatron.runtime.observer import Observer
 from megatron.training.setup import TrainState

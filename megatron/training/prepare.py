@@ -9,7 +9,6 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
 from megatron.planning.must_fit import check_host, check_memory
@@ -21,6 +20,7 @@ from megatron.planning.run_plan import (
     only_rank_0_plans,
 )
 from megatron.planning.settled import settled
+from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import (

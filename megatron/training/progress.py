@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from megatron.config.train import TrainConfig
 from megatron.data.microbatch import MicrobatchLoader
+from megatron.run.train import TrainConfig
 
 
 @dataclass(frozen=True)

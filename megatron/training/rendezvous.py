@@ -18,8 +18,8 @@ from typing import Final
 
 import torch.distributed as dist
 
-from megatron.config.parallel_config import ParallelConfig
 from megatron.parallel.environment import missing_for_meeting
+from megatron.run.parallel_config import ParallelConfig
 from megatron.training.words import ranks_in_words
 
 _LOG = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
@@ -40,6 +39,7 @@ from megatron.parallel.lanes import make_lane
 from megatron.parallel.tensor import tensor_parallel
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pass_graphs import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank

@@ -10,10 +10,10 @@ import gc
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.parallel.groups import Groups
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.training.own_tokens import kept_tokens
 from megatron.training.setup import TrainState

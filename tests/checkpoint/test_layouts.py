@@ -29,9 +29,9 @@ from megatron.checkpoint.common import read_common
 from megatron.checkpoint.share import part_of, share
 from megatron.checkpoint.storage import OtherModelError, SaveError
 from megatron.checkpoint.train_tensors import tensors_of
-from megatron.config.run_config import RunConfig
 from megatron.parallel.box import Box, Piece, check_tiling, whole
 from megatron.parallel.groups import ConnectedAxis, Groups, make_groups
+from megatron.run.run_config import RunConfig
 from megatron.training.setup import TrainState, build_train_state
 
 LAYOUTS = {

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from megatron.checkpoint.saved_model import differences, read_model, renewed, stored
-from megatron.config.command_line import parse
+from megatron.run.command_line import parse
 
 RUN: Final = (
     "--micro-batch-size 1 --train-iters 1 --lr 1e-3 --mock-data --device cpu --vocab-size 63"

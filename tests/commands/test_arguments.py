@@ -7,11 +7,11 @@ import pytest
 
 from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
 from megatron.commands.simulate_schedule import GROUPS
-from megatron.config.topics import DECLARED
-from megatron.config.words import sort_words
 from megatron.flags.command import read, reading
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags, options_of
+from megatron.run.topics import DECLARED
+from megatron.run.words import sort_words
 from megatron.schedules.make_plan import make_plan, plan_for
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request

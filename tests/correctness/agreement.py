@@ -17,8 +17,8 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
 from reference.plain_training import Training
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.held import in_flight
 from megatron.schedules.lower import lower
 

@@ -7,8 +7,8 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.run.run_config import RunConfig
 
 LLAMA: Final = GPTOptions(
     num_layers=4,

@@ -11,9 +11,9 @@ from correctness.rank_runs import Batches, Pieces, RankRun, train_on_rank
 from correctness.short_runs import Job, Layout
 from schedules.paired import paired
 
-from megatron.config.run_config import RunConfig
 from megatron.parallel.turns import Turns
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.settings import PairSettings

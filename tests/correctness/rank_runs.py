@@ -16,13 +16,13 @@ from harness.patience import collective_seconds
 from reference.plain_gpt import Parameters
 from reference.plain_loss import Microbatch
 
-from megatron.config.run_config import RunConfig
 from megatron.data import microbatch
 from megatron.parallel.box import Box, Shape, check_tiling
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, make_groups
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
 from megatron.runtime.communicator import ends_with_copies
 from megatron.training.checkpointing import Checkpoints

@@ -14,10 +14,6 @@ from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
 
 from megatron.checkpoint.saved_model import read_model
-from megatron.config.log import LogSettings
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
-from megatron.config.train import TrainConfig
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
@@ -26,6 +22,10 @@ from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Order
 from megatron.parallel.settings import Dispatcher, ExpertRankSettings, ReplicaSettings
+from megatron.run.log import LogSettings
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4

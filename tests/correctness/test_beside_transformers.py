@@ -37,7 +37,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from megatron.checkpoint.choose import choose, read_model
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.commands.convert_checkpoint import main as convert
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from tools.conversions_table import CONFIGS, VOCABULARY, random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours

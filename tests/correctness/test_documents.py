@@ -25,9 +25,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, Parameters, logits
 from reference.plain_loss import token_losses
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, document_starts
 from megatron.layers.recompute import PARTS, Recomputation
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.training.own_tokens import kept_tokens
 from megatron.training.setup import build_train_state

@@ -24,11 +24,11 @@ from reference.plain_gpt import random_parameters
 from reference.plain_loss import loss_and_gradients
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings, Format, Recipe
 from megatron.layers.recompute import Recomputation
 from megatron.layers.scales import WEIGHT, DelayedScales
 from megatron.model import eight_bits
+from megatron.run.run_config import RunConfig
 
 JOB = Job(LLAMA, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations=6, sequence=16)
 TENSORWISE = EightBitSettings("hybrid", "tensorwise")

@@ -27,12 +27,12 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
 from megatron.kernels.face import Kernels
 from megatron.layers.experts import balance
 from megatron.layers.experts.order import Order
 from megatron.layers.experts.slice_balance import imbalance
 from megatron.layers.recompute import Recomputation
+from megatron.run.run_config import RunConfig
 from megatron.runtime.layer_losses import JoinedLosses, Source
 
 MIXTRAL = GPTOptions(

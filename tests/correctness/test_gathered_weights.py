@@ -14,11 +14,11 @@ from correctness.short_runs import Job, Layout
 from harness.marks import full
 from harness.rank_pool import RankPool
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.eight_bits import ByMultiplier
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.run_config import RunConfig
 from megatron.runtime.pipeline import PipelineRank
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state

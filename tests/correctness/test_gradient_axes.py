@@ -31,10 +31,10 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import Microbatch, count_valid_tokens, losses_and_gradients
 from reference.plain_training import Training
 
-from megatron.config.run_config import RunConfig
 from megatron.model.ownership import OwnedParameter
 from megatron.model.stage import RankModel
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.run_config import RunConfig
 
 # AdamW divides by the root of squares. With a larger epsilon, rounding of the smallest gradients
 # moves no weight far.

@@ -28,7 +28,6 @@ from reference.plain_training import Training
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from megatron.config.run_config import RunConfig
 from megatron.layers import latent_attention
 from megatron.layers.latent_attention import LatentAttention
 from megatron.layers.recompute import Recomputation
@@ -37,6 +36,7 @@ from megatron.layers.site import Site
 from megatron.model.build_layer import build_layer
 from megatron.model.settings import ModelSettings
 from megatron.parallel.tensor import TensorParallel
+from megatron.run.run_config import RunConfig
 
 LITE = GPTOptions(num_layers=4, vocab_size=37, **LIKE["deepseek v2 lite"])
 V3 = GPTOptions(num_layers=4, vocab_size=37, **LIKE["deepseek v3"])

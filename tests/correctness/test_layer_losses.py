@@ -31,10 +31,10 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_training import Training
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
 from megatron.model import parts
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.training.setup import build_train_state
 

@@ -14,9 +14,9 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import LossScaleSettings
 from megatron.parallel.groups import make_groups
+from megatron.run.run_config import RunConfig
 from megatron.training.iteration import run_iteration
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state

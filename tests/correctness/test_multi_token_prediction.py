@@ -20,8 +20,8 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.run.run_config import RunConfig
 
 QUICK_ITERATIONS = 3
 LLAMA = replace(

@@ -24,12 +24,12 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import PARTS, Recomputation
 from megatron.layers.slices import SeenKeys
 from megatron.parallel.groups import Groups, single_rank
 from megatron.planning.count.launches import tensors_of
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime import offload
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.schedules.lower import Start

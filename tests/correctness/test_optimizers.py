@@ -13,8 +13,8 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_optimizers import PlainMuon, PlainSGD
 from reference.plain_training import AdamWOptions, Optimizer, Training, train
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import MuonSettings, OptimizerSettings
+from megatron.run.run_config import RunConfig
 
 JOB = Job(
     GPTOptions(

@@ -22,8 +22,8 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
 

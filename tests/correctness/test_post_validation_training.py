@@ -24,8 +24,8 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
+from megatron.run.run_config import RunConfig
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state

@@ -8,20 +8,20 @@ import math
 from typing import Final
 
 import pytest
-from config.extremes import line_with, takes_whole
 from correctness.rank_runs import RankRun, train_on_rank
 from harness.rank_pool import RankError, RankPool
 from reference.plain_loss import RandomMicrobatch
+from run.extremes import line_with, takes_whole
 
 from megatron.checkpoint.settings import UpcyclingSettings
-from megatron.config.command_line import parse
-from megatron.config.model import MODEL_GROUPS
-from megatron.config.optimizer import RateSpanFlags
-from megatron.config.precision import PrecisionSettings
 from megatron.flags.groups import declarations
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
+from megatron.run.command_line import parse
+from megatron.run.model import MODEL_GROUPS
+from megatron.run.optimizer import RateSpanFlags
+from megatron.run.precision import PrecisionSettings
 
 _GROUPS: Final = (
     *MODEL_GROUPS,

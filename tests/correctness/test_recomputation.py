@@ -29,9 +29,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_loss import loss_and_gradients
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.plan import Plan, with_recomputation

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 from command_lines import with_flags
-from config.test_slice_flags import BASE
 from correctness.agreement import check, trained
 from correctness.cover import Case, Pair, pairs_of, sampled_cover
 from correctness.rank_runs import assemble
@@ -19,11 +18,12 @@ from correctness.test_schedules import evaluated
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
+from run.test_slice_flags import BASE
 
-from megatron.config.command_line import parse
-from megatron.config.offload import ALL_CHUNKS
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.parallel.context import ContextExchange
+from megatron.run.command_line import parse
+from megatron.run.offload import ALL_CHUNKS
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.treatments import TREATMENTS
 

@@ -15,9 +15,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.parallel import collectives
+from megatron.run.run_config import RunConfig
 from megatron.runtime import replication
 from megatron.runtime.batch import DeviceMicrobatch
 

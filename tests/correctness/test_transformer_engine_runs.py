@@ -21,9 +21,9 @@ from reference import plain_gpt
 from reference.plain_eight_bits import linear_of
 from reference.plain_loss import loss_and_gradients
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings, Recipe
 from megatron.layers.recompute import Recomputation
+from megatron.run.run_config import RunConfig
 
 WIDE = replace(LLAMA, num_layers=2, ffn_hidden_size=192)
 """Blocks of 128 end within a matrix, too."""

@@ -20,7 +20,7 @@ from harness.rank_pool import RankPool
 from parallel.deep_ep_stand_in import Buffer, WideBuffer, installed
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 
 CASES = [
     ("qwen2", Layout(1, "none", replicas=2, experts=2, dispatcher="flex", recomputation=PARTS)),

@@ -14,9 +14,9 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters, random_parameters
 from reference.plain_loss import loss_and_gradients
 
-from megatron.config.precision import PrecisionSettings
-from megatron.config.run_config import RunConfig
 from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.run.precision import PrecisionSettings
+from megatron.run.run_config import RunConfig
 
 
 def widened(config: RunConfig) -> RunConfig:

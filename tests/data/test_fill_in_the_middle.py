@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megatron.config.command_line import parse
 from megatron.data.datasets import build_datasets
 from megatron.data.fill_in_the_middle import FilledDataset, FillTokens, rearranged
 from megatron.data.indexed import IndexedWriter
 from megatron.data.settings import FillSettings
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
+from megatron.run.command_line import parse
 
 NAMES = ("prefix", "middle", "suffix", "pad")
 FLAGS = (

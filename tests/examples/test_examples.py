@@ -17,11 +17,11 @@ from harness.still_watch import still_watch
 
 from examples import own_layers, torchtitan_plan, vocab_parallel_head
 from examples.s_and_t import differences
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.library.plans import plan, to_torch_csv
 from megatron.planning import dry_run as dry_runs
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
 
 ROOT: Final = Path(__file__).resolve().parents[2]

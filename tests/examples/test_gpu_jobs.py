@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.race import chosen
 from megatron.planning.run_plan import asked, make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from megatron.config.foreign.answers import ANSWERS
-from megatron.config.foreign.line import Line
-from megatron.config.topics import DECLARED
 from megatron.flags.conditions import Truth, holds
+from megatron.run.foreign.answers import ANSWERS
+from megatron.run.foreign.line import Line
+from megatron.run.topics import DECLARED
 
 LINE = Line({"--a": ["3"], "--b": [], "--c": ["fast", "mode"], "--d": ["0.5"], "--n": ["8"]}, 6)
 

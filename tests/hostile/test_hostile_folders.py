@@ -20,12 +20,12 @@ from megatron.checkpoint.foreign import megatron_core
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.foreign.tensor_files import INDEX, ONE_FILE, TensorFiles
 from megatron.checkpoint.metadata import METADATA, read_metadata
-from megatron.config.log import LogSettings
-from megatron.config.records import RecordSettings
 from megatron.data.index_cache import IndexCache
 from megatron.data.preparation.unfinished import held, read_state
 from megatron.native import files, slow_work
 from megatron.native.files import locked, replace_text
+from megatron.run.log import LogSettings
+from megatron.run.records import RecordSettings
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
 from megatron.simulator.draw.trace import save_chrome_trace

@@ -44,9 +44,9 @@ def test_without_the_environment_one_line_says_what_makes_it(
 def test_a_fault_of_the_project_itself_keeps_its_traceback() -> None:
     """As where a file of it was not copied: no environment would help."""
     code = (
-        "import runpy, sys; sys.modules['megatron.config.command_line'] = None; "
+        "import runpy, sys; sys.modules['megatron.run.command_line'] = None; "
         f"runpy.run_path({str(ROOT / 'pretrain_gpt.py')!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ModuleNotFoundError: import of megatron.config.command_line halted" in done.stderr
+    assert "ModuleNotFoundError: import of megatron.run.command_line halted" in done.stderr

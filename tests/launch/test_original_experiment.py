@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from launch.made_up_machine import ROOT, Machine
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 
 ALL_RUNS = {
     "EXIT_INTERVAL": "20",

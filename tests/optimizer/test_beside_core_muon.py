@@ -13,8 +13,8 @@ from harness.megatron_core import core_on_cpu, core_ranks, needs_core
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.make import takes_muon
+from megatron.run.run_config import RunConfig
 from megatron.training.setup import build_train_state
 
 SHAPE: Final[dict[str, Any]] = {

@@ -10,8 +10,8 @@ from functools import cache
 from math import prod
 from typing import Final, NamedTuple
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 
 SC21: Final = "arXiv 2104.04473, table 1"
 SELECTIVE: Final = "arXiv 2205.05198, table 5"

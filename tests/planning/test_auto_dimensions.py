@@ -15,9 +15,6 @@ from harness.marks import full
 from harness.still_watch import still_watch
 from torch.distributed import HashStore
 
-from megatron.config import vocabulary
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.data.tokenizers.null import NullTokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.planning.candidate import Candidate
@@ -25,6 +22,9 @@ from megatron.planning.dry_run import dry_run
 from megatron.planning.race import NEAR, chosen
 from megatron.planning.run_plan import all_compared, asked, make_run_plan, only_rank_0_plans
 from megatron.planning.settled import settled
+from megatron.run import vocabulary
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import USABLE, gpu
 from megatron.training import prepare

@@ -9,14 +9,14 @@ from harness.marks import full
 from planning.test_dry_run import config, few, on, ranked, report
 from torch.distributed import HashStore
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.candidate import Candidate
 from megatron.planning.compared import compared_lines, completed
 from megatron.planning.race import NEAR, chosen
 from megatron.planning.run_plan import asked, candidates, make_run_plan
 from megatron.planning.settled import settled
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import USABLE, gpu

@@ -7,13 +7,13 @@ import torch
 from command_lines import with_flags
 from harness.still_watch import still_watch
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.race import NEAR
 from megatron.planning.run_plan import make_run_plan
 from megatron.planning.settled import settled
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
 
 BASE = (

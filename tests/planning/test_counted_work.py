@@ -8,9 +8,9 @@ from time import monotonic
 import pytest
 from planning.test_dry_run import config, few, on
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.dry_run import dry_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.make_plan import find_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import PLACEMENT, Watch

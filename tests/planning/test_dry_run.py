@@ -17,9 +17,6 @@ from harness.marks import full
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.command_line import parse
-from megatron.config.dry_run import DryRunSettings
-from megatron.config.run_config import RunConfig
 from megatron.flags.words import split
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
@@ -28,6 +25,9 @@ from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import candidates, make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.dry_run import DryRunSettings
+from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight

@@ -9,7 +9,6 @@ import pytest
 from planning.search.test_search import H100, asked_words, line
 
 from megatron.commands import plan_pretraining
-from megatron.config.command_line import parse
 from megatron.planning.answer import Answer
 from megatron.planning.asked.question import dry_run_words, question_of
 from megatron.planning.explored import write_ways
@@ -17,6 +16,7 @@ from megatron.planning.plan_json import as_json
 from megatron.planning.propose import propose
 from megatron.planning.run_plan import asked
 from megatron.planning.search.runs import Runs
+from megatron.run.command_line import parse
 from megatron.schedules.search.watch import Watch
 from megatron.simulator import ways_folder
 from megatron.simulator.ways_folder import WaysFolder

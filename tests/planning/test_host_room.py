@@ -11,7 +11,6 @@ from correctness.short_runs import Job, Layout
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
@@ -21,6 +20,7 @@ from megatron.planning.forecast_run import forecast_run
 from megatron.planning.host_room import HostUse, fullest_host, machine_memory
 from megatron.planning.must_fit import check_host
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.units import MEMORY
 from megatron.training.prepare import Prepared, _having_taken

@@ -9,7 +9,6 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_link import BATCH, chosen_for_host, slot_elements
 from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.groups import single_rank
@@ -21,6 +20,7 @@ from megatron.planning.host_step import HostStep
 from megatron.planning.must_fit import check_host, check_memory
 from megatron.planning.run_memory import held_by_ranks
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import HOST_MEMORY, gpu
 from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.training.setup import build_train_state

@@ -10,9 +10,9 @@ import pytest
 from planning.asked.test_model import DEEPSEEK_V3, LLAMA_8B, written
 from torch.distributed.run import get_args_parser
 
-from megatron.config.command_line import parse
 from megatron.planning.asked.question import Question, dry_run_words, question_of
 from megatron.planning.launch_line import WIDTH, launch_line
+from megatron.run.command_line import parse
 
 LAYOUT = [
     *("--tensor-model-parallel-size", "2", "--sequence-parallel"),

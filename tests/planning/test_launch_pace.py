@@ -9,13 +9,13 @@ from correctness.short_runs import Job, Layout
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.count.run import count_ranks
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.launch_pace import SHORT, LaunchPace, launch_pace
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.gpus import gpu
 

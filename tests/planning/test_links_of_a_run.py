@@ -6,12 +6,12 @@ import pytest
 from harness.marks import full
 from planning.test_dry_run import config, report
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.links_in_words import links_in_words
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.gpus import gpu
 

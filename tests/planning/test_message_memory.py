@@ -8,10 +8,10 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.precision import PrecisionSettings
-from megatron.config.run_config import RunConfig
 from megatron.planning.message_memory import kept_messages
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.precision import PrecisionSettings
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 
 M = 4

@@ -7,10 +7,10 @@ import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.planning import must_fit
 from megatron.planning.must_fit import check_memory
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 
 JOB = Job(GPTOptions(num_layers=4, vocab_size=61), microbatches=4)
 

@@ -7,10 +7,10 @@ import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.planning import other_treatment
 from megatron.planning.other_treatment import Prediction, predict_other
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.simulator.simulate import Timeline, simulate

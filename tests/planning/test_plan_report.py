@@ -8,13 +8,13 @@ from typing import Final
 
 import pytest
 
-from megatron.config.command_line import parse
 from megatron.planning.answer import Answer, Obstacle, Proposal
 from megatron.planning.asked.gpus import gpus_of
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.plan_json import as_json
 from megatron.planning.plan_report import layout, named, report
 from megatron.planning.run_plan import asked
+from megatron.run.command_line import parse
 
 MODEL: Final = (
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --bf16 "

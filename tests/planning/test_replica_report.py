@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from harness.still_watch import still_watch
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.collective_time import NETWORK_STEP
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.units import MEMORY, TIME

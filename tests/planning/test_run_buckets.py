@@ -10,11 +10,11 @@ from correctness.rank_runs import CPU
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.parallel.groups import make_groups
 from megatron.planning.run_buckets import run_buckets
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import REPLICA_KINDS
 from megatron.training.setup import build_train_state

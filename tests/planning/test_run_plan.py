@@ -12,10 +12,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from megatron.config.log import LogSettings
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
-from megatron.config.train import TrainConfig
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.layers.patterns import LayerPattern
@@ -25,6 +21,10 @@ from megatron.optimizer.settings import OptimizerSettings
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.log import LogSettings
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan

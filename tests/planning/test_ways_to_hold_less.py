@@ -2,9 +2,9 @@
 
 import pytest
 
-from megatron.config.line import Line
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import MEMORY
+from megatron.run.line import Line
 from megatron.simulator.costs.gpus import gpu
 
 MODEL = (

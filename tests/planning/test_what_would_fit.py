@@ -8,10 +8,6 @@ import pytest
 from command_lines import with_flags
 from planning.test_dry_run import config, few
 
-from megatron.config.command_line import parse
-from megatron.config.edit import set_to
-from megatron.config.precision import NARROW_SUMS
-from megatron.config.run_config import RunConfig
 from megatron.planning.candidate import Candidate
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
@@ -19,6 +15,10 @@ from megatron.planning.run_plan import asked, make_run_plan
 from megatron.planning.search.nearby import Nearby
 from megatron.planning.search.search import Search
 from megatron.planning.what_would_fit import ALTERNATIVES, what_would_fit
+from megatron.run.command_line import parse
+from megatron.run.edit import set_to
+from megatron.run.precision import NARROW_SUMS
+from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
 

@@ -5,11 +5,11 @@ from typing import Final
 
 import pytest
 
-from megatron.config.command_line import parse
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import asked
 from megatron.planning.where_time_goes import REASONS, Reason, Waits, where_time_goes
+from megatron.run.command_line import parse
 from megatron.simulator.costs.gpus import gpu
 from megatron.simulator.simulate import Span, Timeline
 

@@ -10,9 +10,9 @@ from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import GIB, gpu
 
 

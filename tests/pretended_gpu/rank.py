@@ -18,7 +18,6 @@ from pretended_gpu.nccl import PretendedNccl, Transfer, start_together
 from pretended_gpu.order import Issued, Step
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import turns
@@ -28,6 +27,7 @@ from megatron.parallel.groups import ConnectedAxis, connect_grid
 from megatron.planning.count.assumed_routes import assumed_rows, busiest
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.feed import Feed

@@ -21,12 +21,12 @@ from pretended_gpu.sound import assert_communications_fit, assert_sound
 from reference.plain_gpt import GPTOptions
 from torch import nn
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.layers.vocabulary.output_s import ShardState
 from megatron.parallel import lanes
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts, Journey
 from megatron.parallel.settings import Dispatcher
+from megatron.run.run_config import RunConfig
 from megatron.runtime import pipeline
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.feed import Feed, Staged

@@ -12,7 +12,7 @@ from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 
 pytestmark = [needs_pretended_gpus, pytest.mark.full]
 

@@ -17,9 +17,9 @@ from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 DELAYED, TENSORWISE = (

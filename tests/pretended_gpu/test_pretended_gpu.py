@@ -27,11 +27,11 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
-from megatron.config.precision import PrecisionSettings
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.optimizer.settings import LossScaleSettings
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.precision import PrecisionSettings
+from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN

@@ -14,9 +14,9 @@ from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.host_optimizer import HostOptimizer
 from megatron.optimizer.settings import HostStateSettings
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 
 pytestmark = needs_pretended_gpus

@@ -13,10 +13,10 @@ from pretended_gpu.paper_memory import memory, moving, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.offload import HostCopies
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB, gpu

@@ -11,8 +11,8 @@ from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from pretended_gpu.sound import assert_sound
 
-from megatron.config.run_config import RunConfig
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
 
 pytestmark = needs_pretended_gpus

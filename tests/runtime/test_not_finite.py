@@ -11,9 +11,9 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions, random_parameters
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import make_groups, single_rank
+from megatron.run.run_config import RunConfig
 from megatron.training.iteration import run_iteration
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import build_train_state

@@ -12,7 +12,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import UNIT_COSTS

@@ -9,8 +9,8 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import HostMicrobatch, to_device
 from megatron.training.setup import build_train_state
 

@@ -12,7 +12,7 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import HostMicrobatch, to_device
 from megatron.runtime.clocks import Offset, clock_offset, common_start
 from megatron.runtime.observer import NamedRanges, Observer

@@ -23,10 +23,10 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.parallel import collectives, p2p
 from megatron.parallel.groups import Groups
 from megatron.parallel.tensor import SplitTokens
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.training.setup import build_train_state
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from harness.marks import full
 
-from megatron.config.command_line import parse
+from megatron.run.command_line import parse
 from tools.experts_page import (
     PAGE,
     TOOL,

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import pytest
 
-from megatron.config.command_line import parse
-from megatron.config.recompute import EVERY_LAYER
 from megatron.model.flops import iteration_flops
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
+from megatron.run.command_line import parse
+from megatron.run.recompute import EVERY_LAYER
 from megatron.simulator.costs.gpus import gpu
 from tools.explorer import model_costs
 from tools.explorer.case import Case

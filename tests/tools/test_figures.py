@@ -18,8 +18,8 @@ import pytest
 from harness.marks import full
 
 import megatron.flags.command as command_module
-from megatron.config.command_line import parse
 from megatron.flags.command import reading
+from megatron.run.command_line import parse
 from tools.figures import ROOT, commands, faults, main
 from tools.pages.blocks import Figure, blocks, numbers_in
 

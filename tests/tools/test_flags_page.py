@@ -1,7 +1,7 @@
 """docs/flags.md says what the declarations say."""
 
-from megatron.config.foreign.answers import ANSWERS
-from megatron.config.topics import DECLARED
+from megatron.run.foreign.answers import ANSWERS
+from megatron.run.topics import DECLARED
 from tools.flags_page import PAGE, page
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.config.command_line import read
+from megatron.run.command_line import read
 from tools.launch_lines_page import PAGE, LaunchList, Told, asked, launch_lists, page, told
 
 LISTS = launch_lists()

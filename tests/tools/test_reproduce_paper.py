@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron.config.command_line import parse
+from megatron.run.command_line import parse
 from tools.predictions.paper_tables import GIBIBYTE, MODELS, TABLES, VOCABULARIES, Cell, read_cells
 from tools.reproduce_paper import COLUMNS, MEASURED_FROM, ROOT, flags_of, main, outcome_of
 

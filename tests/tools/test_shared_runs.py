@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.command_line import parse
 from megatron.model.flops import iteration_flops
+from megatron.run.command_line import parse
 from megatron.simulator.costs.accuracy import SHARED as SHARED_ERRORS
 from megatron.simulator.costs.count import (
     Begin,

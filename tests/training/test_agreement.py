@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from reference.plain_gpt import GPTOptions
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
@@ -24,6 +23,7 @@ from megatron.flags.tree import changed as changed_in_tree
 from megatron.flags.tree import values_of
 from megatron.layers.recompute import Part, Recomputation
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.training.agreement import (
     check_agreement,

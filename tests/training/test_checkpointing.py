@@ -27,9 +27,9 @@ from reference.plain_gpt import GPTOptions
 from megatron.checkpoint import folder, storage
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.parallel.groups import make_groups
+from megatron.run.run_config import RunConfig
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.exit_signals import ExitSignals
 from megatron.training.loop import train

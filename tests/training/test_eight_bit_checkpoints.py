@@ -11,8 +11,8 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import ended, prepared, whole_and_resumed
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.run.run_config import RunConfig
 
 DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=2, fp8_amax_compute_algo="max")
 ANEW = "--fp8-recipe delayed begins anew"

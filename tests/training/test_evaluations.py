@@ -16,9 +16,9 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Batches
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.records import RecordSettings
-from megatron.config.run_config import RunConfig
 from megatron.data.shares import EvaluationSet
+from megatron.run.records import RecordSettings
+from megatron.run.run_config import RunConfig
 from megatron.training import evaluations as evaluations_module
 from megatron.training.evaluations import Evaluations
 from megatron.training.loop import train

@@ -12,8 +12,8 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import Ended, assert_same, losses
 from training.test_precision_checkpoints import SCALE, prepared, whole_and_resumed
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.patterns import LayerPattern
+from megatron.run.run_config import RunConfig
 
 RATE = 1 / 1024
 

@@ -17,9 +17,9 @@ from harness.rank_pool import RankPool
 
 from megatron.checkpoint import folder
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.layers.patterns import LayerPattern
 from megatron.parallel.groups import make_groups
+from megatron.run.run_config import RunConfig
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.open_checkpoints import writer_hosts
 from megatron.training.progress import Progress

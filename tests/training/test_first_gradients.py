@@ -11,9 +11,9 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.optimizer.bucket import Bucket
+from megatron.run.run_config import RunConfig
 
 
 def zeroes(bucket: Bucket) -> None:

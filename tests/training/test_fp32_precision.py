@@ -9,8 +9,8 @@ import pytest
 import torch
 from planning.test_dry_run import config
 
-from megatron.config.precision import PrecisionSettings
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.precision import PrecisionSettings
 from megatron.training import prepare
 
 

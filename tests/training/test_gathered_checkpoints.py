@@ -13,8 +13,8 @@ from training.test_checkpointing import Ended, losses
 from training.test_eight_bit_checkpoints import DELAYED, config_of, numbers
 from training.test_precision_checkpoints import ended
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.run.run_config import RunConfig
 
 BLOCKWISE = EightBitSettings("e4m3", "blockwise")
 D2_P2 = Layout(2, "vocab-2", replicas=2, sharded=True, overlap=True)

@@ -29,12 +29,12 @@ from reference.plain_training import Training
 from reference.plain_training import train as train_plainly
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
 from megatron.optimizer.lr_schedule import learning_rate
 from megatron.parallel.groups import make_groups
 from megatron.planning.planned_run import RunPlan
+from megatron.run.run_config import RunConfig
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.loop import train
 from megatron.training.open_data import Data

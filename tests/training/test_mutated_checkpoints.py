@@ -16,7 +16,7 @@ from training.checkpoint_mutations import mutate, trap_of
 from training.test_checkpointing import JOB, run
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.rendezvous import UserError
 from megatron.training.setup import TrainState, build_train_state

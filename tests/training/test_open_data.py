@@ -7,11 +7,11 @@ import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.train import TrainConfig
 from megatron.data.indexed import IndexedWriter
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.settings import DataSettings
 from megatron.data.shares import EvaluationSet, OwnPaths, Share, Split
+from megatron.run.train import TrainConfig
 from megatron.training.open_data import evaluations_of_validation, open_data
 
 JOB = Job(GPTOptions(vocab_size=50), microbatches=2, iterations=7)

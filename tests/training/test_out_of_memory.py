@@ -13,11 +13,11 @@ from planning.test_dry_run import config as large_run
 from planning.test_dry_run import few
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import single_rank
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.prepared_advice import prepared_advice
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass

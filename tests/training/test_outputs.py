@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.config.log import LogSettings
-from megatron.config.records import RecordSettings
 from megatron.native import files
+from megatron.run.log import LogSettings
+from megatron.run.records import RecordSettings
 from megatron.training.outputs import check_outputs, why_unwritten
 from megatron.training.profiling.torch_trace import profiler
 

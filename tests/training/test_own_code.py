@@ -88,7 +88,7 @@ def test_every_file_that_a_wheel_brings_counts() -> None:
         if path.is_file() and not path.name.startswith(".")
     }
     assert {name for name in digests_of_files() if name.startswith("megatron/")} == files
-    assert "megatron/config/foreign/table.txt" in files
+    assert "megatron/run/foreign/table.txt" in files
 
 
 def test_versions_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

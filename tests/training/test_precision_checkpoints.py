@@ -13,8 +13,8 @@ from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_rank
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import LossScaleSettings
+from megatron.run.run_config import RunConfig
 
 SCALE = LossScaleSettings(initial_loss_scale=2.0**21, hysteresis=1, loss_scale_window=2)
 """Overflows before the checkpoint, and a growth due after it."""

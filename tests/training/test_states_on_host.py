@@ -13,8 +13,8 @@ from training.test_checkpointing import Ended, assert_same, losses, run_on_rank
 from training.test_precision_checkpoints import SCALE, prepared
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
 from megatron.optimizer.settings import HostStateSettings
+from megatron.run.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from correctness.rank_runs import CPU, ListLoader
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.main_grad import main_grad_of
 from megatron.parallel.groups import single_rank
+from megatron.run.run_config import RunConfig
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.training.iteration import run_iteration

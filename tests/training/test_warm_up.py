@@ -12,13 +12,13 @@ from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.data.settings import DocumentSettings
 from megatron.layers.forward_pass import ForwardPass
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.schedules.check import check
 from megatron.schedules.make_plan import make_plan

@@ -6,10 +6,6 @@ from typing import Final, Literal
 
 import torch
 
-from megatron.config.log import LogSettings
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
-from megatron.config.train import TrainConfig
 from megatron.data.microbatch import Microbatch
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
@@ -17,6 +13,10 @@ from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.settings import ReplicaSettings
+from megatron.run.log import LogSettings
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.planning.run_memory import held_by_ranks
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device
 from megatron.runtime.communicator import ends_with_copies, links_of
 from megatron.runtime.timeline import Recorder

@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from megatron.config.eight_bits import LEAST_CAPABILITY
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.cuda.transformer_engine import (
     CUDNN_NORMS,
@@ -28,6 +27,7 @@ from megatron.layers.eight_bit_settings import Recipe, types_of
 from megatron.layers.eight_bits import Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales
+from megatron.run.eight_bits import LEAST_CAPABILITY
 from tools.gpu_sections.timing import Scale, Section, laps, table
 
 TOKENS: Final = (4096, 8192)

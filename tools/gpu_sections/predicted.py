@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 import torch
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.data.microbatch import Microbatch
 from megatron.parallel.groups import single_rank
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory

@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 
-from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.parallel.groups import single_rank
 from megatron.planning.count.run import count_ranks
@@ -15,6 +14,7 @@ from megatron.planning.host_share import host_shares
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import moved_by_step, run_memory
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import to_device
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import plan_of_one

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from megatron.config.command_line import parse
 from megatron.planning.count.run import count_layer
+from megatron.run.command_line import parse
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HALF, Segment, Work

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from megatron.config.recompute import EVERY_LAYER
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_plan import asked
+from megatron.run.recompute import EVERY_LAYER
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS
 from tools.predictions.scenarios import LLAMA, NO_DROPOUT, Scenario

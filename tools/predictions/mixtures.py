@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from megatron.config.recompute import EVERY_LAYER
+from megatron.run.recompute import EVERY_LAYER
 from megatron.schedules.held import in_flight
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.gpus import GIB

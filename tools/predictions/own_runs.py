@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from megatron.config.command_line import parse
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
 from megatron.flags.readable import told_as_error
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.launch_pace import launch_pace
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
 from megatron.simulator.costs.accuracy import RunClass, TimeErrors
 from megatron.simulator.costs.gpus import GIB, gpu, gpu_of_driver
 from tools.gpu_sections.predicted import flags_of

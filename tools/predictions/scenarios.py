@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import GPUS
 
 GPT: Final = "GPT, h = 4096"

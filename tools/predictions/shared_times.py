@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from megatron.config.command_line import parse
-from megatron.config.run_config import RunConfig
 from megatron.planning.count.run import count_ranks
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_request import prepared
+from megatron.run.command_line import parse
+from megatron.run.run_config import RunConfig
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.cluster import Cluster

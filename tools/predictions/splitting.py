@@ -7,11 +7,11 @@ on that machine.
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from megatron.config.recompute import EVERY_LAYER
-from megatron.config.run_config import RunConfig
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import asked
+from megatron.run.recompute import EVERY_LAYER
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.count import CollectiveKind, Launch

@@ -7,9 +7,6 @@ from math import ceil, gcd
 from pathlib import Path
 from typing import Final
 
-from megatron.config import command_line
-from megatron.config.parallelism import ParallelFlags, ranks_of_replica
-from megatron.config.train import TrainFlags
 from megatron.flags.command import read
 from megatron.flags.declare import flag, required
 from megatron.flags.groups import Flags, faults_of
@@ -18,6 +15,9 @@ from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
 from megatron.planning.asked.model import AskedModel, model_of
+from megatron.run import command_line
+from megatron.run.parallelism import ParallelFlags, ranks_of_replica
+from megatron.run.train import TrainFlags
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.ways_folder import fault_of_target
 

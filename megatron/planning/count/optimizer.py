@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from megatron.config.run_config import RunConfig
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.kernels.eight_bits import E4M3
@@ -24,6 +23,7 @@ from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.count.apart import apart
 from megatron.planning.count.recorder import META, Recorder
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.count import Work, in_order
 
 TABLE_BYTES: Final = 4 / BLOCK + 4 / SQUARES_BLOCK

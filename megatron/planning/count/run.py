@@ -14,7 +14,6 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.model.parts import kind_of
 from megatron.model.placement import Placement
@@ -22,6 +21,7 @@ from megatron.planning.count.apart import apart
 from megatron.planning.count.few_slices import count_few
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.subject import Subject
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import Pass, PassKind

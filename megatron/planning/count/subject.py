@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from megatron.config.run_config import RunConfig
-from megatron.config.slice_lengths import lengths_of_slices
 from megatron.data.settings import DocumentSettings
 from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_settings import EightBitSettings
@@ -23,6 +21,8 @@ from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.planning.count.recorder import META
+from megatron.run.run_config import RunConfig
+from megatron.run.slice_lengths import lengths_of_slices
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.schedules.plan import Plan
 

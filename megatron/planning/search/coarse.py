@@ -12,14 +12,14 @@ from itertools import islice, product, takewhile
 from math import prod
 from typing import Final
 
-from megatron.config.edit import Choice, left_out, set_to
-from megatron.config.line import Line
-from megatron.config.parallelism import ParallelFlags, number_of_replicas
-from megatron.config.train import TrainFlags
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
+from megatron.run.edit import Choice, left_out, set_to
+from megatron.run.line import Line
+from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 from megatron.schedules.search.watch import Watch
 

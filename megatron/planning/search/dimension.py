@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from megatron.config.edit import Choice
-from megatron.config.line import Line
+from megatron.run.edit import Choice
+from megatron.run.line import Line
 
 Kind = Literal["shape", "factor", "pipeline", "order"]
 """What the choices of a dimension change, which says how they are first judged (``coarse.py``).

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from math import gcd, prod
 from typing import Final
 
-from megatron.config.cluster import known_gpu, linked_ranks, ranks_of_machine
-from megatron.config.edit import Choice, Edit, left_out, set_to
-from megatron.config.expert_ranks import sizes_of_experts
-from megatron.config.experts import is_mixture
-from megatron.config.line import Line
-from megatron.config.parallelism import DEFAULT_TREATMENT, ParallelFlags
-from megatron.config.schedule import COMPARED_TREATMENTS
-from megatron.config.slices import SLICES as WAYS_TO_CUT
-from megatron.config.train import TrainFlags
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import MLPSettings
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.planning.search.dimension import Choices, Dimension, Kind
+from megatron.run.cluster import known_gpu, linked_ranks, ranks_of_machine
+from megatron.run.edit import Choice, Edit, left_out, set_to
+from megatron.run.expert_ranks import sizes_of_experts
+from megatron.run.experts import is_mixture
+from megatron.run.line import Line
+from megatron.run.parallelism import DEFAULT_TREATMENT, ParallelFlags
+from megatron.run.schedule import COMPARED_TREATMENTS
+from megatron.run.slices import SLICES as WAYS_TO_CUT
+from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
 from megatron.schedules.treatments import TREATMENTS
 

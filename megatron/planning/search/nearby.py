@@ -9,10 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from megatron.config.edit import Choice, left_out
-from megatron.config.line import Line
-from megatron.config.run_config import RunConfig
-from megatron.config.schedule import ACCOUNTS, ENDS
 from megatron.flags.declare import option_of
 from megatron.flags.groups import declarations
 from megatron.layers.eight_bit_settings import EightBitSettings
@@ -28,6 +24,10 @@ from megatron.planning.search.dimensions import (
     SLICES,
     VOCABULARY,
 )
+from megatron.run.edit import Choice, left_out
+from megatron.run.line import Line
+from megatron.run.run_config import RunConfig
+from megatron.run.schedule import ACCOUNTS, ENDS
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
 _NAMING_SCHEDULES: Final = (

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from megatron.config.edit import Choice
+from megatron.run.edit import Choice
 
 
 class Shape(NamedTuple):

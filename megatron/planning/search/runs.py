@@ -4,15 +4,15 @@ from dataclasses import replace
 from math import inf
 from typing import Final, Literal, NamedTuple
 
-from megatron.config.line import Key, Line
-from megatron.config.parallelism import ParallelFlags, number_of_replicas
-from megatron.config.schedule import chunks_of, schedule_of, treatment_of
-from megatron.config.slices import SliceFlags
-from megatron.config.train import TrainFlags
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
+from megatron.run.line import Key, Line
+from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.run.schedule import chunks_of, schedule_of, treatment_of
+from megatron.run.slices import SliceFlags
+from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request

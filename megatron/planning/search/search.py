@@ -14,7 +14,6 @@ from math import inf
 from statistics import fmean
 from typing import Final
 
-from megatron.config.line import Key, Line
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse
@@ -22,6 +21,7 @@ from megatron.planning.search.dimension import Dimension, opened
 from megatron.planning.search.rough import Combination, Ordering, Rough
 from megatron.planning.search.runs import Known, Runs
 from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
+from megatron.run.line import Key, Line
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import TIME

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
-from megatron.config.line import Line
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.dimensions import DIMENSIONS, last_resorts
 from megatron.planning.search.rough import Combination
 from megatron.planning.search.runs import Known
+from megatron.run.line import Line
 
 _TELLING_APART: Final = tuple(own.options[0] for own in DIMENSIONS if own.kind != "factor")
 """Flags of which one at least differs between runs that an answer names."""

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron.config.guard import GuardSettings
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.guard import GuardSettings
 from megatron.training.exit_signals import ExitSignals
 
 _NO_SIGNAL: Final = 0

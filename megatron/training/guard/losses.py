@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from megatron.config.guard import GuardSettings
+from megatron.run.guard import GuardSettings
 from megatron.training.step import Finished
 from megatron.training.words import samples_in_words
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.records import Evaluation, Interval, Record, Step
 
 

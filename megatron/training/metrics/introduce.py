@@ -1,9 +1,9 @@
 """Describes a run before its first iteration, and makes the meter that times it."""
 
-from megatron.config.run_config import RunConfig
 from megatron.model.flops import iteration_flops
 from megatron.planning.links_in_words import links_in_words
 from megatron.planning.run_plan import described
+from megatron.run.run_config import RunConfig
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter

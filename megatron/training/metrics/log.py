@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
 from megatron.training.metrics.log_line import evaluation_lines, iteration_line, load_lines

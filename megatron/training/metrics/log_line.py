@@ -6,8 +6,8 @@ Pure functions from values to text. The loop decides when a line is printed, and
 import math
 from collections.abc import Iterator, Sequence
 
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.train import TrainConfig
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak

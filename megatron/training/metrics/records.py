@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatron.config.records import is_installed
+from megatron.run.records import is_installed
 from megatron.training.metrics.curves import Bars, Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Sink, Started

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
 from megatron.training.metrics.records import Record, Sink, Started, Step

@@ -6,7 +6,7 @@ some iterations, and ``--profile`` names the passes for profilers.
 
 from collections.abc import Callable
 
-from megatron.config.log import LogSettings
+from megatron.run.log import LogSettings
 from megatron.runtime.clocks import common_start
 from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from megatron.config.log import LogSettings
 from megatron.native.files import atomic_path
+from megatron.run.log import LogSettings
 from megatron.training.metrics.log import print_now
 from megatron.training.outputs import why_unwritten
 

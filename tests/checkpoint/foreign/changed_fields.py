@@ -19,9 +19,9 @@ from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.hugging_face import CONFIG, import_model, open_model, plan_export
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.saved_model import differences, stored
-from megatron.config.command_line import parse
-from megatron.config.megatron_words import words_of_megatron
 from megatron.model.settings import ModelSettings
+from megatron.run.command_line import parse
+from megatron.run.megatron_words import words_of_megatron
 from tools.conversions_table import (
     CONFIGS,
     loaded_model,

@@ -14,8 +14,8 @@ from planning.asked.test_model import REST
 from megatron.checkpoint.foreign.families import FAMILIES
 from megatron.checkpoint.foreign.hugging_face import open_model
 from megatron.checkpoint.foreign.layouts import ForeignError
-from megatron.config.command_line import parse
 from megatron.planning.asked.model import model_of
+from megatron.run.command_line import parse
 from tools.conversions_table import CONFIGS, random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours

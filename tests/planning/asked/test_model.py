@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from megatron.checkpoint.foreign.layouts import ForeignError, tensor_shapes
-from megatron.config.command_line import parse
 from megatron.model.settings import ModelSettings
 from megatron.planning.asked.model import model_of
+from megatron.run.command_line import parse
 
 REST = ["--micro-batch-size", "1", "--train-iters", "1", "--lr", "1", "--bf16", "--dry-run"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from planning.asked.test_model import DEEPSEEK_V3, LLAMA_8B, written
 
-from megatron.config.command_line import parse
 from megatron.planning.asked.question import dry_run_words, options_in, question_of
+from megatron.run.command_line import parse
 
 JOB = ["--gpus", "64xH100", "--global-batch-tokens", "4M", "--seq-length", "8192"]
 

@@ -7,16 +7,16 @@ from typing import Any, Final
 import torch
 from harness.small_models import GPT, llama_of
 
-from megatron.config.log import LogSettings
-from megatron.config.parallel_config import ParallelConfig
-from megatron.config.run_config import RunConfig
-from megatron.config.train import TrainConfig
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.settings import ReplicaSettings
 from megatron.planning.count.run import count_ranks
+from megatron.run.log import LogSettings
+from megatron.run.parallel_config import ParallelConfig
+from megatron.run.run_config import RunConfig
+from megatron.run.train import TrainConfig
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning.count.counting import LLAMA, counted, run_of
 
-from megatron.config.dry_run import DryRunSettings
 from megatron.layers.experts.sinkhorn import ASSUMED_ROUNDS
 from megatron.parallel.settings import Dispatcher, ExpertRankSettings
 from megatron.planning.count.assumed_routes import assumed_rows, busiest, visitors
+from megatron.run.dry_run import DryRunSettings
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import HOST_WAIT, Collective, Launch, RankCount
 

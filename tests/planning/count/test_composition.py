@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from planning.count.counting import FURTHER, LLAMA, MODEL, counted, plan_of, run_of
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
@@ -17,6 +16,7 @@ from megatron.planning.count import run as counting_run
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.run import count_ranks
 from megatron.planning.count.subject import Subject
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import PassCount, RankCount, Step

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from planning.count.counting import LLAMA, MODEL, counted, run_of
 
-from megatron.config.run_config import RunConfig
 from megatron.model.settings import ModelSettings
 from megatron.planning.dry_run import dry_run
+from megatron.run.run_config import RunConfig
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import Launch, RankCount
 from megatron.simulator.costs.gpus import gpu

@@ -9,11 +9,11 @@ import pytest
 from planning.count.counting import LLAMA, plan_of, run_of
 from planning.count.test_composition import facts
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.run import count_ranks
 from megatron.planning.count.subject import Subject
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan

@@ -7,7 +7,6 @@ from typing import Any, Final
 import pytest
 from planning.count.counting import LLAMA, MODEL, plan_of, run_of
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.settings import ModelSettings
@@ -17,6 +16,7 @@ from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.recorder import GRANULE
 from megatron.planning.count.run import count_layer
 from megatron.planning.count.subject import Subject
+from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import Launch, RankCount, Segment, Work

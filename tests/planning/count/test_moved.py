@@ -8,10 +8,10 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.kernels.autograd import apply
 from megatron.planning.count.run import count_layer, count_ranks
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.offload import handed_over
 from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.count import RankCount, Segment

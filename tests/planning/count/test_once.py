@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from planning.count.counting import LLAMA, counted, run_of
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.count import RankCount
 from megatron.simulator.costs.gpus import gpu
 

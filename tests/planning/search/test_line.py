@@ -2,10 +2,10 @@
 
 import pytest
 
-from megatron.config.command_line import parse
-from megatron.config.edit import Edit, left_out, set_to
-from megatron.config.line import Line
-from megatron.config.parallelism import ParallelFlags
+from megatron.run.command_line import parse
+from megatron.run.edit import Edit, left_out, set_to
+from megatron.run.line import Line
+from megatron.run.parallelism import ParallelFlags
 from megatron.simulator.costs.gpus import GPUS
 
 LINE = (

@@ -7,10 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron.config.command_line import judged
-from megatron.config.edit import left_out, set_to
-from megatron.config.line import Line
-from megatron.config.parallelism import ParallelFlags
 from megatron.planning.asked.question import question_of
 from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
@@ -35,6 +31,10 @@ from megatron.planning.search.dimensions import (
 from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found
+from megatron.run.command_line import judged
+from megatron.run.edit import left_out, set_to
+from megatron.run.line import Line
+from megatron.run.parallelism import ParallelFlags
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]

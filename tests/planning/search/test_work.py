@@ -7,9 +7,6 @@ from typing import cast
 
 import pytest
 
-from megatron.config.edit import set_to
-from megatron.config.line import Line
-from megatron.config.parallelism import ParallelFlags
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.run_memory import Fullest
@@ -18,6 +15,9 @@ from megatron.planning.search.dimension import Dimension, combined, opened
 from megatron.planning.search.dimensions import DIMENSIONS, PIPELINE, SLICES, UNSPLIT
 from megatron.planning.search.runs import Known, Level, Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, LATER_ESTIMATES, Search
+from megatron.run.edit import set_to
+from megatron.run.line import Line
+from megatron.run.parallelism import ParallelFlags
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]

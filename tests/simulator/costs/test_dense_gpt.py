@@ -12,9 +12,9 @@ import torch
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.planning.count.run import count_ranks
+from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan

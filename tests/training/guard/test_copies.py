@@ -22,10 +22,10 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from training.test_checkpointing import Batches
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.optimizer.adamw import AdamW
 from megatron.optimizer.mixed_precision import Step
+from megatron.run.run_config import RunConfig
 from megatron.training import loop
 from megatron.training.guard import copies as copies_of_guard
 from megatron.training.guard.copies import (

@@ -10,8 +10,8 @@ import pytest
 from correctness.rank_runs import make_pipeline_groups
 from harness.rank_pool import RankPool
 
-from megatron.config.guard import GuardSettings
 from megatron.parallel.groups import ConnectedAxis
+from megatron.run.guard import GuardSettings
 from megatron.training.exit_signals import ExitSignals, was_terminated
 from megatron.training.guard.exits import AgreedExit
 

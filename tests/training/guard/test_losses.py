@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.config.guard import GuardSettings
+from megatron.run.guard import GuardSettings
 from megatron.training.guard.losses import LossWatch
 from megatron.training.step import Finished
 

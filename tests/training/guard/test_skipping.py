@@ -17,7 +17,7 @@ from reference.plain_gpt import GPTOptions
 from training.test_checkpointing import Batches
 
 from megatron.checkpoint.settings import CheckpointSettings
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.setup import build_train_state

@@ -10,7 +10,7 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
+from megatron.run.run_config import RunConfig
 from megatron.runtime.stage_passes import StagePasses
 from megatron.schedules.passes import Pass
 from megatron.simulator.simulate import Span

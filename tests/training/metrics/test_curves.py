@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Bars, Curves, Point
 from megatron.training.metrics.records import LayerFigures, RankFigures, Record
 

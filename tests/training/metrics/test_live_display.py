@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from training.metrics.made_records import ended, evaluation, interval, step
 from training.metrics.screen import Screen
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.live_display import REDRAW_SECONDS, LiveDisplay, Shown, Terminal
 from megatron.training.metrics.log import Lines, Log, open_log
 from megatron.training.metrics.records import RankFigures, Record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from training.metrics.made_records import evaluation, interval, started, step
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics import tensorboard
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.records import LayerFigures

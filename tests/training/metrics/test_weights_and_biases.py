@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from training.metrics.made_records import ended, evaluation, interval, started, step
 
-from megatron.config.records import RecordSettings
+from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.records import LayerFigures
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases

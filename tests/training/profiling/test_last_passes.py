@@ -10,8 +10,8 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.parallel.groups import make_groups
+from megatron.run.run_config import RunConfig
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Timeline
 from megatron.training.end_of_run import last_screen

@@ -14,11 +14,11 @@ from correctness.short_runs import Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
-from megatron.config.run_config import RunConfig
 from megatron.layers.recompute import Recomputation
 from megatron.parallel.groups import make_groups
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
+from megatron.run.run_config import RunConfig
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.check import check
 from megatron.schedules.costs import UNIT_COSTS, Costs, Time

@@ -1,0 +1,209 @@
+"""How the ranks of a job share a model, as frozen data made from the flags of several topics."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from megatron.flags.groups import Flags, copied
+from megatron.layers.recompute_settings import RecomputeSettings
+from megatron.model.distribution import LayerDistribution
+from megatron.parallel.context import ContextExchange
+from megatron.parallel.grid import Grid
+from megatron.parallel.placement import Placement
+from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
+from megatron.run.cluster import (
+    ClusterFlags,
+    known_gpu,
+    linked_ranks,
+    links_of,
+    ranks_of_machine,
+)
+from megatron.run.expert_ranks import expert_ranks
+from megatron.run.offload import host_bandwidth, host_memory, offloaded_chunks
+from megatron.run.pairs import pairs_of
+from megatron.run.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
+from megatron.run.replicas import replicas_of
+from megatron.run.schedule import (
+    PipelineFlags,
+    chunks_of,
+    leaves_one_chunk,
+    schedule_of,
+    treatment_of,
+)
+from megatron.run.slices import SliceFlags, strategy_of
+from megatron.run.stages import distribution_of
+from megatron.schedules.settings import PairSettings
+from megatron.schedules.slice_lengths import SliceStrategy
+from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.collective_time import Links
+from megatron.simulator.costs.gpus import Gpu
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How the model is laid out over the ranks of the job.
+
+    A field that is not listed here has the meaning of the flag of its name.
+
+    Attributes:
+        pipeline_size: pipeline ranks p.
+        vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
+        pipeline_schedule: schedule of the passes, a name of ``TRAINABLE_SCHEDULES``.
+        padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
+        device: kind of device that every rank computes on.
+        backend: communication library of the process groups.
+        timeout_minutes: minutes that a collective may wait before the job ends.
+        virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
+            ``None``: as few as the schedule needs.
+        layers: how transformer layers are spread over the stages.
+        memory_limit: the most microbatches that a rank may have in flight.
+        recompute_ahead: with layers that are computed again in passes of their own (R), the most
+            chunks that a rank may hold between R and B; ``None``: B computes layers again.
+        replicas: data parallelism.
+        search_seconds: seconds to search for a plan; ``None``: no limit. With a limit the plan
+            depends on the machine's speed, so all ranks take the plan of rank 0.
+        tensor_size: tensor-parallel ranks t.
+        sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
+            outside of attention and MLP.
+        context_size: context-parallel ranks c, which share every sequence.
+        context_exchange: how attention sees the tokens of all of these ranks.
+        context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
+        numa_binding: let ranks run only on CPUs that are close to their GPUs.
+        experts: the ranks that have the experts of a layer.
+        pairs: which passes run in turns.
+        nccl_blocks: thread blocks that NCCL may use.
+        ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
+        gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
+            FLOPs, and communication takes no time in them.
+        links: links between the GPUs. ``None``: the links that GPUs of this kind usually have.
+        offloaded: chunks of a rank, or more than it has, whose activations wait on the host.
+            ``None``: as the plan says, if it comes from a file; otherwise 0.
+        host_bandwidth: bytes/s in one direction between a GPU and its host. ``None``: as usual for
+            GPUs of this kind.
+        host_memory: bytes of a machine's memory; ``None``: no flag gives them.
+    """
+
+    pipeline_size: int
+    vocab_parallel: str
+    pipeline_schedule: str
+    padded_vocab_size: int
+    device: Literal["cpu", "cuda"]
+    backend: Literal["gloo", "nccl"]
+    timeout_minutes: int
+    virtual_stages: int | None = None
+    layers: LayerDistribution = field(default_factory=LayerDistribution)
+    schedule_file: Path | None = None
+    memory_limit: float | None = None
+    recompute_ahead: int | None = None
+    measured_costs: Path | None = None
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    search_seconds: float | None = None
+    advice_seconds: float = 20.0
+    tensor_size: int = 1
+    sequence_parallel: bool = False
+    context_size: int = 1
+    context_exchange: ContextExchange = "all_gather"
+    context_heads_size: int = 1
+    num_seq_splits: int = 1
+    seq_split_strategy: SliceStrategy = "uniform"
+    experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
+    pairs: PairSettings = field(default_factory=PairSettings)
+    nccl_blocks: BlockSettings = field(default_factory=BlockSettings)
+    ranks_per_machine: int | None = None
+    numa_binding: bool = False
+    gpu: Gpu | None = None
+    links: Links | None = None
+    offloaded: int | None = None
+    host_bandwidth: float | None = None
+    host_memory: float | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """All ranks of the job."""
+        replicas = self.replicas
+        assert replicas.size % self.context_size == 0, "each replica has all parts of a sequence"
+        return Grid(
+            self.tensor_size,
+            replicas.size // self.context_size,
+            self.pipeline_size,
+            replicas.order,
+            self.context_size,
+            self.experts.expert_model_parallel_size,
+            self.experts.expert_tensor_parallel_size,
+            self.context_heads_size,
+        )
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that have the same experts, if experts are spread; else those of a parameter."""
+        return self.grid.expert_copies if self.grid.spreads_experts else self.replicas.size
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether several ranks have the same parameters."""
+        return max(self.replicas.size, self.expert_copies) > 1
+
+    @property
+    def placement(self) -> Placement:
+        """How the ranks are placed in machines."""
+        return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
+
+    @property
+    def domains(self) -> Placement:
+        """How the ranks are placed in domains, in which links connect all of them.
+
+        A domain is a machine, or several machines whose GPUs NVLink connects.
+        """
+        world = self.grid.world_size
+        return Placement(self.grid, linked_ranks(world, self.ranks_per_machine, self.gpu))
+
+    @property
+    def vocab_shards(self) -> int:
+        """Parts of the vocabulary matrix: p x t, or t if the pipeline does not split it."""
+        sharded = TREATMENTS[self.vocab_parallel].is_sharded
+        return self.tensor_size * (self.pipeline_size if sharded else 1)
+
+
+def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
+    """Return the layout.
+
+    The vocabulary is padded, so that every shard has equally many rows, a multiple of
+    --make-vocab-size-divisible-by.
+    """
+    parallel, cuda, own_gpu = flags[ParallelFlags], on_cuda(flags), known_gpu(flags)
+    treatment = treatment_of(flags)
+    layout = copied(
+        ParallelConfig,
+        flags[PipelineFlags],
+        pipeline_size=parallel.pipeline_model_parallel_size,
+        tensor_size=parallel.tensor_model_parallel_size,
+        sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
+        context_size=parallel.context_parallel_size,
+        context_exchange=first_exchange(flags),
+        context_heads_size=adjacent_heads(parallel),
+        num_seq_splits=flags[SliceFlags].num_seq_splits,
+        seq_split_strategy=strategy_of(flags),
+        experts=expert_ranks(flags),
+        pairs=pairs_of(flags),
+        vocab_parallel=treatment,
+        pipeline_schedule=schedule_of(flags),
+        padded_vocab_size=vocab_size,
+        device="cuda" if cuda else "cpu",
+        backend="nccl" if cuda else "gloo",
+        timeout_minutes=parallel.distributed_timeout_minutes,
+        virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
+        layers=distribution_of(flags, treatment),
+        memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
+        recompute_ahead=flags[RecomputeSettings].recompute_ahead,
+        offloaded=offloaded_chunks(flags),
+        host_bandwidth=host_bandwidth(flags),
+        host_memory=host_memory(flags),
+        replicas=replicas_of(flags, replicas),
+        ranks_per_machine=ranks_of_machine(flags),
+        numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
+        nccl_blocks=flags[BlockSettings],
+        gpu=own_gpu,
+        links=None if own_gpu is None else links_of(flags[ClusterFlags], own_gpu),
+    )
+    multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
+    return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)

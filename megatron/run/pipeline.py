@@ -1,0 +1,181 @@
+"""Rules about the pipeline: its schedule, the treatment of the vocabulary, the stages' layers.
+
+Flags that ask for different things are refused.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from megatron.flags.groups import Flags, faults_of
+from megatron.flags.rules import notes, refuses
+from megatron.model.distribution import distribute
+from megatron.model.settings import ShapeSettings
+from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.run.schedule import (
+    ACCOUNTS,
+    AUTO_FLAG,
+    CHUNKS,
+    FILE_SCHEDULES,
+    LAYOUT,
+    Ask,
+    PipelineFlags,
+    chunks_of,
+    compares_treatments,
+    distributions,
+    given_flags,
+    schedule_of,
+    schedules_asked,
+    treatment_of,
+    treatments_asked,
+    treatments_of,
+)
+from megatron.run.slices import SliceFlags
+from megatron.run.stages import distribution_of
+from megatron.run.train import TrainFlags
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.plan import Plan
+from megatron.schedules.plan_file import load_any_plan, misfits
+from megatron.schedules.plan_file import treatments_of as treatments_of_plan
+from megatron.schedules.request import MOST_FORWARDS
+
+
+@refuses
+def _plan_size(flags: Flags) -> Iterator[str]:
+    """Refuse a plan with too many passes before a search for it begins.
+
+    The line begins with the flag of the largest number: microbatches, chunks or ranks.
+    """
+    train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
+    microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
+    chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
+    forwards = ranks * chunks * microbatches
+    if forwards <= MOST_FORWARDS:
+        return
+    asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
+    worst = max(
+        (microbatches, f"--global-batch-size {train.global_batch_size}"),
+        (chunks, asked),
+        (ranks, f"--pipeline-model-parallel-size {ranks}"),
+    )[1]
+    yield (
+        f"{worst} is too much: {microbatches:,} microbatches x {chunks:,} chunk(s) x {ranks:,} "
+        f"rank(s) are {forwards:,} forward passes an iteration, and a plan has at most "
+        f"{MOST_FORWARDS:,}: lower it, or raise --micro-batch-size"
+    )
+
+
+@refuses
+def _one_schedule(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(schedules_asked(flags))
+
+
+@refuses
+def _one_treatment(flags: Flags) -> Iterator[str]:
+    yield from _contradictions(treatments_asked(flags))
+
+
+def _contradictions(asks: Iterable[Ask]) -> Iterator[str]:
+    given = list(asks)
+    for other in given[1:]:
+        if not set(other.wishes) & set(given[0].wishes):
+            yield (
+                f"{given[0].flag} asks for {given[0].wishes[0]} here and {other.flag} for "
+                f"{other.wishes[0]}: give one of them"
+            )
+
+
+@refuses
+def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
+    """Refuse to compare treatments with a flag, a plan or costs that belong to one treatment."""
+    if not compares_treatments(flags):
+        return
+    pipeline = flags[PipelineFlags]
+    for ask in treatments_asked(flags):
+        if ask.flag != AUTO_FLAG:
+            yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
+    for given in given_flags(pipeline, "schedule_file", "measured_costs"):
+        yield (
+            f"{given} belongs to one treatment of the vocabulary, and {AUTO_FLAG} compares "
+            "several: name one"
+        )
+    if len(left := treatments_of(flags)) == 1:
+        others = ", ".join(given_flags(pipeline, *ACCOUNTS))
+        yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
+
+
+@notes
+def _auto_treatment_note(flags: Flags) -> Iterator[str]:
+    if compares_treatments(flags) and (others := distributions(flags)):
+        yield (f"{AUTO_FLAG} does not compare redis: {others[0]} says how many layers a stage has")
+
+
+@refuses
+def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
+    costs, schedule = flags[PipelineFlags].measured_costs, schedule_of(flags)
+    if TRAITS[schedule].compares and costs is not None:
+        yield (
+            f"--measured-costs {costs} are those of one schedule's stages, and "
+            f"--pipeline-schedule {schedule} compares several: name one, or measure in this run "
+            "with --profile-schedule-start and --replan"
+        )
+
+
+@refuses
+def _file_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule = schedule_of(flags)
+    if schedule in FILE_SCHEDULES and flags[PipelineFlags].schedule_file is None:
+        yield (
+            f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
+            "tools/simulate.py --save-plan writes such files"
+        )
+
+
+@refuses
+def _limit_of_schedule(flags: Flags) -> Iterator[str]:
+    schedule, limit = schedule_of(flags), flags[PipelineFlags].zero_bubble_max_pending_backward
+    if TRAITS[schedule].needs_memory_limit and limit is None:
+        yield (
+            f"--pipeline-schedule {schedule} fills the memory it is given: add "
+            "--zero-bubble-max-pending-backward MICROBATCHES"
+        )
+
+
+@refuses
+def _plan_file(flags: Flags) -> Iterator[str]:
+    """Compare a plan's file with the flags; every difference has a line of its own."""
+    file, train = flags[PipelineFlags].schedule_file, flags[TrainFlags]
+    if file is None:
+        return
+    try:
+        plan = load_any_plan(file)
+    except ValueError as error:
+        yield f"--schedule-file: {error}"
+        return
+    share = (train.micro_batch_size or 1) * number_of_replicas(flags)
+    batch = train.global_batch_size or share
+    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    wanted = ranks, batch // share, treatment_of(flags), flags[SliceFlags].num_seq_splits
+    for misfit in misfits(plan, *wanted):
+        way_out = {
+            "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "slices": f"--num-seq-splits {plan.slices}",
+            "vocabulary": f"--vocab-parallel {treatments_of_plan(plan)[0]}",
+        }[misfit.field]
+        yield f"--schedule-file {file} {misfit.fault}: give {way_out}, or another file"
+    yield from _layers_of_plan(plan, flags)
+
+
+def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
+    """Refuse layers that do not fit the stages of a plan's file.
+
+    Layers that depend on costs are not judged here.
+    """
+    try:
+        layers = distribution_of(flags, treatment_of(flags))
+    except ValueError:
+        return  # the rules about the flags report this mistake
+    if not layers.needs_times:
+        spread = partial(distribute, layers, flags[ShapeSettings].num_layers, len(plan.stages))
+        yield from faults_of(spread)

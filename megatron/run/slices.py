@@ -1,0 +1,180 @@
+"""Slices of microbatches: flags, and the rules about what a slice cannot do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from megatron.flags.declare import flag
+from megatron.flags.groups import Flags, Rule
+from megatron.flags.rules import refuses
+from megatron.layers.experts.settings import BalanceSettings
+from megatron.run.dimension import AUTO, Dimension, NamedChoice, number_or_auto
+from megatron.run.edit import left_out, set_to
+from megatron.run.eight_bit_sizes import fault_of_tokens
+from megatron.run.experts import is_mixture
+from megatron.run.model import sound_model
+from megatron.run.parallelism import ParallelFlags, exchange_facts
+from megatron.run.slice_lengths import lengths_of_slices
+from megatron.schedules.settings import PairSettings
+from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
+
+_SPLITS: Final = "--num-seq-splits"
+_STRATEGY: Final = "--seq-split-strategy"
+
+
+# The formatter is off so that the flags read as a table.
+# fmt: off
+@dataclass(frozen=True)
+class SliceFlags:
+    """Slices of microbatches."""
+
+    num_seq_splits: int = flag(1,
+        "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
+        "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
+        "run the fastest that fits the job's GPUs by prediction, or one nearly as fast that holds "
+        "less, with slices of equally many FLOPs where they can be had and no strategy is named.",
+        reads=number_or_auto, metavar="N|auto")
+    seq_split_strategy: SliceStrategy | None = flag(None,
+        "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
+        "Attention of later tokens sees more, so later slices are shorter, by multiples of "
+        f"{TOKENS} tokens.", unset=f"uniform; with {_SPLITS} auto balanced where possible",
+        idle_without=f"{_SPLITS} > 1 or {_SPLITS} auto")
+# fmt: on
+
+
+def strategy_of(flags: Flags) -> SliceStrategy:
+    """Return the way to cut samples, for a run whose number of slices is decided."""
+    return flags[SliceFlags].seq_split_strategy or "uniform"
+
+
+@refuses
+def _lengths(flags: Flags) -> Iterator[str]:
+    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    if slices < 2:
+        return
+    try:
+        model = sound_model(flags)
+    except ValueError:  # another rule reports this mistake
+        return
+    try:
+        lengths = lengths_of_slices(model, slices, strategy_of(flags))
+    except ValueError as error:
+        yield str(error)
+        return
+    words = ", ".join(map(str, sorted(set(lengths))))
+    context, tensor = parallel.context_parallel_size, parallel.tensor_model_parallel_size
+    chunks = 2 * context if context > 1 else 1
+    if any(length % chunks for length in lengths):
+        yield (
+            f"{_SPLITS} {slices} makes slices of {words} tokens, which --context-parallel-size "
+            f"{context} cannot divide into two equal chunks for every rank: choose fewer slices, "
+            f"or a --seq-length that {slices * chunks} divides"
+        )
+    elif parallel.sequence_parallel and any(length // context % tensor for length in lengths):
+        shared = f" among {context} context-parallel ranks and then" if context > 1 else ""
+        multiple = slices * tensor * chunks if context > 1 else slices * tensor
+        yield (
+            f"{_SPLITS} {slices} makes slices of {words} tokens, which --sequence-parallel cannot "
+            f"divide{shared} among --tensor-model-parallel-size {tensor}: choose fewer slices, or "
+            f"a --seq-length that {multiple} divides"
+        )
+
+
+@refuses
+def _rings(flags: Flags) -> Iterator[str]:
+    """Refuse rings, which pass on keys of their own slice only."""
+    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
+        yield (
+            f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
+            "keys of all earlier slices would travel around the ring once more; choose "
+            "--cp-comm-type all_gather or a2a, which keep them"
+        )
+
+
+@refuses
+def _experts(flags: Flags) -> Iterator[str]:
+    """Refuse what compares the tokens of a whole microbatch."""
+    slices, own = flags[SliceFlags].num_seq_splits, flags[BalanceSettings]
+    if slices < 2 or not is_mixture(flags):
+        return
+    if own.is_by_sinkhorn:
+        yield (
+            f"{_SPLITS} {slices} with --moe-router-load-balancing-type sinkhorn, which balances "
+            "the choices of a whole microbatch; balance by aux_loss or by "
+            "--moe-router-enable-expert-bias"
+        )
+    if own.moe_expert_capacity_factor is not None:
+        yield (
+            f"{_SPLITS} {slices} with --moe-expert-capacity-factor "
+            f"{own.moe_expert_capacity_factor:g}: an expert's room is for a whole microbatch: "
+            "leave one of them out"
+        )
+    if flags[PairSettings].overlap_moe_expert_parallel_comm:
+        yield (
+            f"{_SPLITS} {slices} with --overlap-moe-expert-parallel-comm: no schedule joins the "
+            "passes of slices: leave one of them out"
+        )
+
+
+@refuses
+def _eight_bits(flags: Flags) -> Iterator[str]:
+    """Refuse slices with a number of tokens that products in 8 bits cannot take."""
+    slices = flags[SliceFlags].num_seq_splits
+    if slices < 2:
+        return
+    try:
+        lengths = lengths_of_slices(sound_model(flags), slices, strategy_of(flags))
+    except ValueError:  # another rule reports this mistake
+        return
+    for length in sorted(set(lengths)):
+        yield from fault_of_tokens(flags, length, f"{length} tokens of {_SPLITS} {slices}")
+
+
+def _cut(flags: Flags, slices: int, strategy: SliceStrategy) -> Flags:
+    own = flags[SliceFlags]
+    return flags.replaced(replace(own, num_seq_splits=slices, seq_split_strategy=strategy))
+
+
+def _mistakes(flags: Flags, slices: int, strategy: SliceStrategy) -> Iterator[str]:
+    """Yield the reasons why some slices do not go with the other flags."""
+    asking = _cut(flags, slices, strategy)
+    return (mistake for rule in SLICE_RULES for mistake in rule(asking))
+
+
+def _choices(flags: Flags) -> list[NamedChoice]:
+    """Return whole microbatches, and the slices that go with the other flags.
+
+    Slices of equally many FLOPs come first, if the model has them: with slices of equally many
+    tokens, ranks wait for the rank that has the last slice. If the flags name a strategy, no other
+    strategy is returned.
+    """
+    named, found = flags[SliceFlags].seq_split_strategy, [_choice(1, "uniform")]
+    strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform") if named is None else (named,)
+    for slices in (2, 4, 8):
+        able = (one for one in strategies if not any(_mistakes(flags, slices, one)))
+        found += [_choice(slices, one) for one in islice(able, 1)]
+    return found
+
+
+def _choice(slices: int, strategy: SliceStrategy) -> NamedChoice:
+    equal = left_out(_STRATEGY)  # slices of equally many tokens are the usual ones
+    return NamedChoice(
+        (set_to(_SPLITS, slices), equal if strategy == "uniform" else set_to(_STRATEGY, strategy))
+    )
+
+
+def _closed(flags: Flags) -> str:
+    return next(_mistakes(flags, 2, strategy_of(flags)), "")
+
+
+SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)
+
+SLICES: Final = Dimension(
+    f"{_SPLITS} auto",
+    lambda flags: flags[SliceFlags].num_seq_splits == AUTO,
+    _choices,
+    _closed,
+)
+"""Slices as a dimension that the plan chooses in."""
