@@ -24,7 +24,7 @@ with in_environment():
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "launch-lines.md"
-LISTS = ROOT / "tests" / "config" / "launch_lists.json"
+LISTS = ROOT / "tests" / "run" / "launch_lists.json"
 
 # A dry run needs no ranks, devices, data or tokenizer; this tool has none of them.
 DRY_RUN = ("--dry-run", "--vocab-size", "32000")

@@ -1,1 +1,1 @@
-"""A run: its command line is read and judged here, and becomes the nodes that every room is handed."""
+"""A run: its command line is read and judged here; every room is handed its own node."""
