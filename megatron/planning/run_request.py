@@ -128,7 +128,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         joined=parallel.pairs.joins,
         joins_all=parallel.pairs.tp_comm_overlap,
         split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
-        slices=parallel.num_seq_splits,
+        slices=parallel.slices.num_seq_splits,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 

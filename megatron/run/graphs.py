@@ -21,7 +21,7 @@ from megatron.run.experts import is_mixture
 from megatron.run.offload import HOST, OFFLOAD, OffloadFlags
 from megatron.run.pairs import hides_collectives
 from megatron.run.parallelism import ParallelFlags, on_cuda
-from megatron.run.slices import SliceFlags
+from megatron.schedules.settings import SliceSettings
 
 
 # The formatter is off so that the flags read as a table.
@@ -73,7 +73,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
         yield "--mtp-num-layers makes the last stage read further embeddings"
     if flags[EightBitSettings].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
-    if flags[SliceFlags].num_seq_splits > 1:
+    if flags[SliceSettings].num_seq_splits > 1:
         yield "--num-seq-splits makes attention of every slice see another number of keys"
     if hides_collectives(flags):
         yield "--tp-comm-overlap lets passes switch within a pair, and a graph runs as a whole"

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import BANDWIDTH, Range
 from megatron.flags.rules import notes_in, refuses
-from megatron.run.dimension import AUTO, Dimension, NamedChoice, number_or_auto
+from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.eight_bits import asks_for_engine
 from megatron.run.parallelism import on_cuda

@@ -7,8 +7,7 @@ from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
 from megatron.run.expert_ranks import expert_ranks
 from megatron.run.parallelism import ParallelFlags
-from megatron.run.slices import SliceFlags
-from megatron.schedules.settings import PairSettings
+from megatron.schedules.settings import PairSettings, SliceSettings
 
 
 def pairs_of(flags: Flags) -> PairSettings:
@@ -29,7 +28,7 @@ def hides_collectives(flags: Flags) -> bool:
 
 def _why_not(flags: Flags) -> str | None:
     """Return the reason why no pair hides collectives of tensor-parallel ranks, if there is one."""
-    parallel, slices = flags[ParallelFlags], flags[SliceFlags].num_seq_splits
+    parallel, slices = flags[ParallelFlags], flags[SliceSettings].num_seq_splits
     if parallel.tensor_model_parallel_size == 1:
         return "at --tensor-model-parallel-size 1: no ranks share a layer"
     if slices != 1:

@@ -30,10 +30,8 @@ from megatron.run.schedule import (
     schedule_of,
     treatment_of,
 )
-from megatron.run.slices import SliceFlags, strategy_of
 from megatron.run.stages import distribution_of
-from megatron.schedules.settings import PairSettings
-from megatron.schedules.slice_lengths import SliceStrategy
+from megatron.schedules.settings import PairSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -71,6 +69,7 @@ class ParallelConfig:
         numa_binding: let ranks run only on CPUs that are close to their GPUs.
         experts: the ranks that have the experts of a layer.
         pairs: which passes run in turns.
+        slices: how microbatches are cut.
         nccl_blocks: thread blocks that NCCL may use.
         ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
@@ -104,8 +103,7 @@ class ParallelConfig:
     context_size: int = 1
     context_exchange: ContextExchange = "all_gather"
     context_heads_size: int = 1
-    num_seq_splits: int = 1
-    seq_split_strategy: SliceStrategy = "uniform"
+    slices: SliceSettings = field(default_factory=SliceSettings)
     experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
     pairs: PairSettings = field(default_factory=PairSettings)
     nccl_blocks: BlockSettings = field(default_factory=BlockSettings)
@@ -181,8 +179,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         context_size=parallel.context_parallel_size,
         context_exchange=first_exchange(flags),
         context_heads_size=adjacent_heads(parallel),
-        num_seq_splits=flags[SliceFlags].num_seq_splits,
-        seq_split_strategy=strategy_of(flags),
+        slices=flags[SliceSettings],
         experts=expert_ranks(flags),
         pairs=pairs_of(flags),
         vocab_parallel=treatment,

@@ -29,7 +29,6 @@ from megatron.run.schedule import (
     treatments_asked,
     treatments_of,
 )
-from megatron.run.slices import SliceFlags
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import TRAITS
@@ -37,6 +36,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
+from megatron.schedules.settings import SliceSettings
 
 
 @refuses
@@ -155,7 +155,7 @@ def _plan_file(flags: Flags) -> Iterator[str]:
     share = (train.micro_batch_size or 1) * number_of_replicas(flags)
     batch = train.global_batch_size or share
     ranks = flags[ParallelFlags].pipeline_model_parallel_size
-    wanted = ranks, batch // share, treatment_of(flags), flags[SliceFlags].num_seq_splits
+    wanted = ranks, batch // share, treatment_of(flags), flags[SliceSettings].num_seq_splits
     for misfit in misfits(plan, *wanted):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",

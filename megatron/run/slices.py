@@ -1,56 +1,31 @@
-"""Slices of microbatches: flags, and the rules about what a slice cannot do."""
+"""Rules about what a slice of a microbatch cannot do, and slices as a dimension of ``auto``."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from megatron.flags.declare import flag
+from megatron.flags.auto import AUTO
 from megatron.flags.groups import Flags, Rule
 from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
-from megatron.run.dimension import AUTO, Dimension, NamedChoice, number_or_auto
+from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import left_out, set_to
 from megatron.run.eight_bit_sizes import fault_of_tokens
 from megatron.run.experts import is_mixture
 from megatron.run.model import sound_model
 from megatron.run.parallelism import ParallelFlags, exchange_facts
 from megatron.run.slice_lengths import lengths_of_slices
-from megatron.schedules.settings import PairSettings
-from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
+from megatron.schedules.settings import PairSettings, SliceSettings
+from megatron.schedules.slice_lengths import SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
-@dataclass(frozen=True)
-class SliceFlags:
-    """Slices of microbatches."""
-
-    num_seq_splits: int = flag(1,
-        "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
-        "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
-        "run the fastest that fits the job's GPUs by prediction, or one nearly as fast that holds "
-        "less, with slices of equally many FLOPs where they can be had and no strategy is named.",
-        reads=number_or_auto, metavar="N|auto")
-    seq_split_strategy: SliceStrategy | None = flag(None,
-        "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
-        "Attention of later tokens sees more, so later slices are shorter, by multiples of "
-        f"{TOKENS} tokens.", unset=f"uniform; with {_SPLITS} auto balanced where possible",
-        idle_without=f"{_SPLITS} > 1 or {_SPLITS} auto")
-# fmt: on
-
-
-def strategy_of(flags: Flags) -> SliceStrategy:
-    """Return the way to cut samples, for a run whose number of slices is decided."""
-    return flags[SliceFlags].seq_split_strategy or "uniform"
-
-
 @refuses
 def _lengths(flags: Flags) -> Iterator[str]:
-    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    slices, parallel = flags[SliceSettings].num_seq_splits, flags[ParallelFlags]
     if slices < 2:
         return
     try:
@@ -58,7 +33,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
     except ValueError:  # another rule reports this mistake
         return
     try:
-        lengths = lengths_of_slices(model, slices, strategy_of(flags))
+        lengths = lengths_of_slices(model, slices, flags[SliceSettings].strategy)
     except ValueError as error:
         yield str(error)
         return
@@ -84,7 +59,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
 @refuses
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
-    slices, parallel = flags[SliceFlags].num_seq_splits, flags[ParallelFlags]
+    slices, parallel = flags[SliceSettings].num_seq_splits, flags[ParallelFlags]
     if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
         yield (
             f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
@@ -96,7 +71,7 @@ def _rings(flags: Flags) -> Iterator[str]:
 @refuses
 def _experts(flags: Flags) -> Iterator[str]:
     """Refuse what compares the tokens of a whole microbatch."""
-    slices, own = flags[SliceFlags].num_seq_splits, flags[BalanceSettings]
+    slices, own = flags[SliceSettings].num_seq_splits, flags[BalanceSettings]
     if slices < 2 or not is_mixture(flags):
         return
     if own.is_by_sinkhorn:
@@ -121,11 +96,11 @@ def _experts(flags: Flags) -> Iterator[str]:
 @refuses
 def _eight_bits(flags: Flags) -> Iterator[str]:
     """Refuse slices with a number of tokens that products in 8 bits cannot take."""
-    slices = flags[SliceFlags].num_seq_splits
+    slices = flags[SliceSettings].num_seq_splits
     if slices < 2:
         return
     try:
-        lengths = lengths_of_slices(sound_model(flags), slices, strategy_of(flags))
+        lengths = lengths_of_slices(sound_model(flags), slices, flags[SliceSettings].strategy)
     except ValueError:  # another rule reports this mistake
         return
     for length in sorted(set(lengths)):
@@ -133,7 +108,7 @@ def _eight_bits(flags: Flags) -> Iterator[str]:
 
 
 def _cut(flags: Flags, slices: int, strategy: SliceStrategy) -> Flags:
-    own = flags[SliceFlags]
+    own = flags[SliceSettings]
     return flags.replaced(replace(own, num_seq_splits=slices, seq_split_strategy=strategy))
 
 
@@ -150,7 +125,7 @@ def _choices(flags: Flags) -> list[NamedChoice]:
     tokens, ranks wait for the rank that has the last slice. If the flags name a strategy, no other
     strategy is returned.
     """
-    named, found = flags[SliceFlags].seq_split_strategy, [_choice(1, "uniform")]
+    named, found = flags[SliceSettings].seq_split_strategy, [_choice(1, "uniform")]
     strategies: tuple[SliceStrategy, ...] = ("balanced", "uniform") if named is None else (named,)
     for slices in (2, 4, 8):
         able = (one for one in strategies if not any(_mistakes(flags, slices, one)))
@@ -166,14 +141,14 @@ def _choice(slices: int, strategy: SliceStrategy) -> NamedChoice:
 
 
 def _closed(flags: Flags) -> str:
-    return next(_mistakes(flags, 2, strategy_of(flags)), "")
+    return next(_mistakes(flags, 2, flags[SliceSettings].strategy), "")
 
 
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)
 
 SLICES: Final = Dimension(
     f"{_SPLITS} auto",
-    lambda flags: flags[SliceFlags].num_seq_splits == AUTO,
+    lambda flags: flags[SliceSettings].num_seq_splits == AUTO,
     _choices,
     _closed,
 )

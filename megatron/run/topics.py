@@ -28,9 +28,8 @@ from megatron.run.parallelism import ParallelFlags
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
-from megatron.run.slices import SliceFlags
 from megatron.run.train import TrainFlags
-from megatron.schedules.settings import PairSettings
+from megatron.schedules.settings import PairSettings, SliceSettings
 
 GROUPS: Final = (
     *MODEL_GROUPS,
@@ -40,7 +39,7 @@ GROUPS: Final = (
     PairSettings,
     ParallelFlags,
     PipelineFlags,
-    SliceFlags,
+    SliceSettings,
     TrainFlags,
     PrecisionSettings,
     LossScaleSettings,

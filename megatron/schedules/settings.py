@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from megatron.flags.auto import number_or_auto
 from megatron.flags.declare import flag
 from megatron.schedules.catalogue import PAIRED_SCHEDULES
+from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,27 @@ class PairSettings:
         """
         experts = ("experts", "expert_tensor") if self.overlap_moe_expert_parallel_comm else ()
         return (*experts, *(("tensor", "context", "context_heads") if self.tp_comm_overlap else ()))
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """Slices of microbatches."""
+
+    # fmt: off
+    num_seq_splits: int = flag(1,
+        "Slices into which every microbatch is cut along its sequence. Each has passes of its own, "
+        "so that the pipeline fills sooner and holds less. auto: 1, 2, 4 or 8, whichever makes the "
+        "run the fastest that fits the job's GPUs by prediction, or one nearly as fast that holds "
+        "less, with slices of equally many FLOPs where they can be had and no strategy is named.",
+        reads=number_or_auto, metavar="N|auto")
+    seq_split_strategy: SliceStrategy | None = flag(None,
+        "uniform: slices have equally many tokens. balanced: their layers have equally many FLOPs. "
+        "Attention of later tokens sees more, so later slices are shorter, by multiples of "
+        f"{TOKENS} tokens.", unset="uniform; with --num-seq-splits auto balanced where possible",
+        idle_without="--num-seq-splits > 1 or --num-seq-splits auto")
+    # fmt: on
+
+    @property
+    def strategy(self) -> SliceStrategy:
+        """How samples are cut, in a run whose number of slices is decided."""
+        return self.seq_split_strategy or "uniform"

@@ -11,10 +11,11 @@ from megatron.runtime.units import are_cut
 
 def slices_of(config: RunConfig) -> tuple[SequenceSlice, ...]:
     """Return the slices of every microbatch; empty: microbatches are whole."""
-    slices, strategy = config.parallel.num_seq_splits, config.parallel.seq_split_strategy
-    if slices == 1:
+    own = config.parallel.slices
+    if own.num_seq_splits == 1:
         return ()
-    return SequenceSlice.of_lengths(lengths_of_slices(config.model, slices, strategy))
+    lengths = lengths_of_slices(config.model, own.num_seq_splits, own.strategy)
+    return SequenceSlice.of_lengths(lengths)
 
 
 def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:

@@ -26,6 +26,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -223,7 +224,7 @@ class Job:
                 context_size=layout.context,
                 context_exchange=layout.exchange,
                 context_heads_size=layout.neighbours,
-                num_seq_splits=layout.slices,
+                slices=SliceSettings(layout.slices),
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,

@@ -174,7 +174,7 @@ def test_what_was_taken_is_what_trains_on_every_rank() -> None:
     plain = run(f"--pipeline-schedule 1f1b {named(found.taken)}")
     assert replace(own.parallel, gpu=None) == plain.parallel
     assert (own.train, own.alternatives, own.taken) == (plain.train, (), found.taken)
-    assert found.plan.slices == own.parallel.num_seq_splits
+    assert found.plan.slices == own.parallel.slices.num_seq_splits
     assert own.notes[-1] == f"auto takes {', '.join(found.taken)}"
     assert make_run_plan(own) == found
 
@@ -194,7 +194,7 @@ def test_a_rank_reads_its_data_anew_for_other_slices(monkeypatch: pytest.MonkeyP
     whole, halves = (each.run_plan for each in asked(opened)[:2])
 
     def read(config: RunConfig, *of_rank: object) -> str:
-        return f"data of {config.parallel.num_seq_splits}"
+        return f"data of {config.parallel.slices.num_seq_splits}"
 
     monkeypatch.setattr(prepare, "_opened", read)
     monkeypatch.setattr(prepare, "data_digests", lambda train, data: {"training data": data})
@@ -204,7 +204,7 @@ def test_a_rank_reads_its_data_anew_for_other_slices(monkeypatch: pytest.MonkeyP
     job = Rendezvous(HashStore(), 0, 1)
     assert prepare._having_taken(ready, whole, job).data == data
     found = prepare._having_taken(ready, halves, job)
-    assert found.config.parallel.num_seq_splits == 2
+    assert found.config.parallel.slices.num_seq_splits == 2
     assert found.digests["training data"] == "data of 2"
     assert found.data == cast("Any", "data of 2")
 
@@ -333,7 +333,7 @@ def test_no_ring_passes_on_the_keys_of_slices() -> None:
     opened = run(f"{SLICES} --context-parallel-size 2 --cp-comm-type auto", 4)
     exchanges = defaultdict[int, set[str]](set)
     for own in opened.alternatives:
-        exchanges[own.parallel.num_seq_splits].add(own.parallel.context_exchange)
+        exchanges[own.parallel.slices.num_seq_splits].add(own.parallel.context_exchange)
     kept = {"all_gather", "a2a"}
     assert exchanges == {1: {*kept, "p2p"}, 2: kept, 4: kept, 8: kept}
     found = with_gpus(opened)

@@ -11,6 +11,7 @@ from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import asked
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.settings import SliceSettings
 from megatron.simulator.costs.gpus import gpu
 
 QUICK = ("1f1b", "interleaved", "zb-h1")
@@ -39,7 +40,7 @@ def test_it_is_near_the_forecast_of_all_microbatches(schedule: str, vocabulary: 
 def test_of_slices_it_is_near_the_forecast_of_all_microbatches(schedule: str, slices: int) -> None:
     """Two rounds of slices are few microbatches, and neither plan is searched for."""
     run = config(4, "vocab-2", schedule)
-    parallel = replace(run.parallel, num_seq_splits=slices)
+    parallel = replace(run.parallel, slices=SliceSettings(slices))
     run = replace(run, parallel=parallel, train=replace(run.train, global_batch_size=2 * 22))
     [found] = asked(run)
     candidate = replace(found, request=replace(found.request, shortened=False))

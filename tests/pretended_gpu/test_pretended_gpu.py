@@ -33,6 +33,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
 from megatron.simulator.costs.gpus import GIB, WORKSPACES
@@ -627,7 +628,7 @@ def test_memory_of_multi_latent_attention(layout: Layout, parts: set[Part], gpus
 def test_memory_of_slices(layout: Layout, strategy: SliceStrategy, gpus: GpuPool) -> None:
     """Keys, values and their gradients of a microbatch stand beside its slices."""
     config = paper_config(layout, 32_000, layers=4, sequence=4096)
-    parallel = replace(config.parallel, seq_split_strategy=strategy)
+    parallel = replace(config.parallel, slices=SliceSettings(layout.slices, strategy))
     own = memory(replace(config, parallel=parallel), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=0.01)

@@ -22,8 +22,8 @@ def run(flags: str, ranks: int = 2) -> RunConfig:
 
 
 def test_microbatches_are_whole_by_default() -> None:
-    assert run("").parallel.num_seq_splits == 1
-    assert run("--num-seq-splits 4").parallel.num_seq_splits == 4
+    assert run("").parallel.slices.num_seq_splits == 1
+    assert run("--num-seq-splits 4").parallel.slices.num_seq_splits == 4
 
 
 def test_a_strategy_without_slices_is_noted() -> None:
@@ -36,7 +36,7 @@ def test_a_named_strategy_bounds_what_auto_compares(strategy: str) -> None:
     opened = run(f"--num-seq-splits auto --seq-split-strategy {strategy} --seq-length 512")
     assert not any("seq-split-strategy" in note for note in opened.notes)
     cuts = [own.parallel for own in opened.alternatives[1:]]
-    assert {own.seq_split_strategy for own in cuts} == {strategy}
+    assert {own.slices.strategy for own in cuts} == {strategy}
     assert len(cuts) == (3 if strategy == "uniform" else 2), "128 tokens have no 8 such slices"
 
 
@@ -107,7 +107,7 @@ def test_context_parallel_ranks_divide_a_slice_before_tensor_parallel_ranks() ->
     )
     with pytest.raises(ValueError, match=told):
         run(f"{shared} --num-seq-splits 256", 8)
-    assert run(f"{shared} --num-seq-splits 128", 8).parallel.num_seq_splits == 128
+    assert run(f"{shared} --num-seq-splits 128", 8).parallel.slices.num_seq_splits == 128
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_auto_knows_the_slices_that_go_with_the_other_flags(
 ) -> None:
     opened = run(f"{flags} --num-seq-splits auto")
     layouts = [own.parallel for own in opened.alternatives[1:]]
-    cuts = tuple((own.num_seq_splits, own.seq_split_strategy) for own in layouts)
+    cuts = tuple((own.slices.num_seq_splits, own.slices.strategy) for own in layouts)
     assert cuts == choices
     refused = [note for note in opened.notes if "auto changes nothing" in note]
     assert bool(refused) is not bool(choices)

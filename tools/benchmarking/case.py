@@ -17,6 +17,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
@@ -137,7 +138,7 @@ class BenchmarkCase:
             tensor_size=self.tensor,
             sequence_parallel=self.tensor > 1,
             vocab_parallel=self.treatment,
-            num_seq_splits=self.slices,
+            slices=SliceSettings(self.slices),
             pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
             device=self.device,

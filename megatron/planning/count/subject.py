@@ -93,7 +93,7 @@ class Subject(NamedTuple):
             context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offloaded is not None,
-            slices=lengths_of_slices(config.model, slices, parallel.seq_split_strategy)
+            slices=lengths_of_slices(config.model, slices, parallel.slices.strategy)
             if slices > 1
             else (),
             host_knows_slots=train.grouped_package is not None,

@@ -11,12 +11,12 @@ from megatron.planning.run_plan import asked
 from megatron.run.line import Key, Line
 from megatron.run.parallelism import ParallelFlags, number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
-from megatron.run.slices import SliceFlags
 from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.settings import SliceSettings
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.ways_folder import is_shown
@@ -185,7 +185,7 @@ def promise_of(line: Line) -> Promise:
         ranks,
         microbatches,
         chunks=chunks,
-        slices=flags[SliceFlags].num_seq_splits,
+        slices=flags[SliceSettings].num_seq_splits,
     )
     held = max(1.0, min(promised(request, known), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more

@@ -17,6 +17,7 @@ from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.count import PassCount
 from megatron.simulator.costs.counted_costs import BY_FLOPS, costs_of
@@ -31,7 +32,7 @@ MODEL = replace(LLAMA, num_layers=3, seq_length=LENGTH)
 def sliced(
     treatment: str = "vocab-2", schedule: str = "1f1b", slices: int = SLICES, **train: Any
 ) -> tuple[RunConfig, Plan]:
-    run = run_of(MODEL, treatment, 2, sizes={"num_seq_splits": slices}, **train)
+    run = run_of(MODEL, treatment, 2, sizes={"slices": SliceSettings(slices)}, **train)
     return run, plan_of(run, schedule, slices=slices)
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_left_when_all_slices_are_through(
     treatment: str, strategy: SliceStrategy
 ) -> None:
     run, plan = sliced(treatment)
-    run = replace(run, parallel=replace(run.parallel, seq_split_strategy=strategy))
+    run = replace(run, parallel=replace(run.parallel, slices=SliceSettings(SLICES, strategy)))
     for count in count_ranks(run, plan, LAYERS):
         works = [
             own

@@ -19,6 +19,7 @@ from megatron.planning.count.subject import Subject
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
+from megatron.schedules.settings import SliceSettings
 from megatron.simulator.costs.count import Launch, RankCount, Segment, Work
 
 LENGTH: Final = 2048
@@ -38,8 +39,10 @@ NARROW: Final = EightBitSettings("hybrid", fp8_amax_history_len=4)
 def sliced(
     model: ModelSettings, treatment: str, schedule: str, slices: int, options: dict[str, Any]
 ) -> tuple[RunConfig, Plan]:
-    layout = {"num_seq_splits": slices, **options.get("sizes", {})}
-    run = run_of(model, treatment, 2, 2, **{**options, "sizes": layout})
+    cut = SliceSettings(slices, options.get("strategy"))
+    given = {key: own for key, own in options.items() if key != "strategy"}
+    layout = {"slices": cut, **given.pop("sizes", {})}
+    run = run_of(model, treatment, 2, 2, sizes=layout, **given)
     return run, plan_of(run, schedule, slices=slices)
 
 
@@ -95,7 +98,7 @@ def test_all_slices_are_counted_where_no_line_leads_through_them(
     slices: int, strategy: str, window: int | None
 ) -> None:
     model = GROUPED.replaced(window_size=window, seq_length=2560 if slices == 5 else LENGTH)
-    options = {"sizes": {"seq_split_strategy": strategy}}
+    options = {"strategy": strategy}
     counting = Counting(*sliced(model, "vocab-2", "1f1b", slices, options))
     assert counting.few(0) == counting.all(0)
     assert counting.counted[-1] == range(slices)
