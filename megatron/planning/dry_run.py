@@ -189,7 +189,7 @@ def _on_host(found: RunForecast) -> Iterator[str]:
 
 def _room_of_host(found: RunForecast) -> str:
     """Return whether the memory of a machine has room for the bytes on the host."""
-    memory = found.config.parallel.host_memory
+    memory = found.config.parallel.offload.memory
     if memory is None:
         return "the run is refused on a machine with less memory (--host-memory N compares here)"
     has = f"a machine has {MEMORY.write(memory)} (--host-memory)"

@@ -93,7 +93,7 @@ class RunForecast:
     @property
     def fits_hosts(self) -> bool:
         """Whether every machine has enough memory, or nobody knows how much it has."""
-        memory = self.config.parallel.host_memory
+        memory = self.config.parallel.offload.memory
         return memory is None or self.host.fits(memory)
 
     @property

@@ -78,7 +78,7 @@ def check_host(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None
         moved = [activations_on_host(program, own.count, rank) for rank, own in enumerate(memories)]
     states = [own.on_host for own in memories]
     use = fullest_host(config.parallel.placement, states, moved, pipeline_rank)
-    told = config.parallel.host_memory
+    told = config.parallel.offload.memory
     memory = machine_memory() if told is None else min(told, machine_memory())
     if not use.fits(memory):
         raise ValueError(

@@ -50,6 +50,6 @@ class RunPlan:
         plan = replace(
             plan,
             looks_ahead=config.model.further.mtp_num_layers > 0,
-            offloaded=min(config.parallel.offloaded or 0, plan.chunks),
+            offloaded=min(config.parallel.offload.chunks, plan.chunks),
         )
         return cls(plan, layers, request.costs, request.schedule, config.taken)

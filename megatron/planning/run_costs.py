@@ -39,7 +39,7 @@ def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
     links = gpu.links() if parallel.links is None else parallel.links
     together = {axis: parallel.domains.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.nccl_max_ctas_vocab}
-    host = gpu.host if parallel.host_bandwidth is None else parallel.host_bandwidth
+    host = parallel.offload.bandwidth or gpu.host
     return Cluster(gpu.rates, links, together, blocks=blocks, host=host)
 
 

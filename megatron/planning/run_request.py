@@ -105,7 +105,7 @@ def _check_file(request: Request, config: RunConfig) -> None:
             f"--schedule-file: {request.file} has passes R, which compute layers again, and no "
             f"layer is to be: add {EVERY_LAYER}, or give a plan without them"
         )
-    if plan.offloaded and config.parallel.offloaded is None:
+    if plan.offloaded and not config.parallel.offload.cpu_offload:
         raise ValueError(
             f"--schedule-file: {request.file} says 'offloaded {plan.offloaded}', and no flag moves "
             f"activations to the host: add --cpu-offload --offload-chunk-num {plan.offloaded}, or "

@@ -18,10 +18,10 @@ from megatron.layers.settings import AttentionSettings
 from megatron.model.settings import BlockSettings, FurtherTokensSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.experts import is_mixture
-from megatron.run.offload import HOST, OFFLOAD, OffloadFlags
+from megatron.run.offload import HOST, OFFLOAD
 from megatron.run.pairs import hides_collectives
 from megatron.run.parallelism import ParallelFlags, on_cuda
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import OffloadSettings, SliceSettings
 
 
 # The formatter is off so that the flags read as a table.
@@ -86,7 +86,7 @@ def _obstacles_in_memory(flags: Flags) -> Iterator[str]:
     """Yield a line on each flag that changes what a pass keeps, after the pass."""
     if flags[RecomputeSettings].recompute_ahead is not None:
         yield "--recompute-ahead computes layers again in a pass that has no graph"
-    if flags[OffloadFlags].cpu_offload and not HOST.is_open(flags):
+    if flags[OffloadSettings].cpu_offload and not HOST.is_open(flags):
         yield f"{OFFLOAD} lets go of memory to which the kernels of a graph would write"
 
 

@@ -19,7 +19,6 @@ from megatron.run.cluster import (
     ranks_of_machine,
 )
 from megatron.run.expert_ranks import expert_ranks
-from megatron.run.offload import host_bandwidth, host_memory, offloaded_chunks
 from megatron.run.pairs import pairs_of
 from megatron.run.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.run.replicas import replicas_of
@@ -31,7 +30,7 @@ from megatron.run.schedule import (
     treatment_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.schedules.settings import PairSettings, SliceSettings
+from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -75,11 +74,7 @@ class ParallelConfig:
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
             FLOPs, and communication takes no time in them.
         links: links between the GPUs. ``None``: the links that GPUs of this kind usually have.
-        offloaded: chunks of a rank, or more than it has, whose activations wait on the host.
-            ``None``: as the plan says, if it comes from a file; otherwise 0.
-        host_bandwidth: bytes/s in one direction between a GPU and its host. ``None``: as usual for
-            GPUs of this kind.
-        host_memory: bytes of a machine's memory; ``None``: no flag gives them.
+        offload: activations that wait on the host.
     """
 
     pipeline_size: int
@@ -111,9 +106,7 @@ class ParallelConfig:
     numa_binding: bool = False
     gpu: Gpu | None = None
     links: Links | None = None
-    offloaded: int | None = None
-    host_bandwidth: float | None = None
-    host_memory: float | None = None
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
 
     @property
     def grid(self) -> Grid:
@@ -192,9 +185,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         layers=distribution_of(flags, treatment),
         memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,
-        offloaded=offloaded_chunks(flags),
-        host_bandwidth=host_bandwidth(flags),
-        host_memory=host_memory(flags),
+        offload=flags[OffloadSettings],
         replicas=replicas_of(flags, replicas),
         ranks_per_machine=ranks_of_machine(flags),
         numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,

@@ -22,14 +22,13 @@ from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
 from megatron.run.log import LogSettings
 from megatron.run.model import MODEL_GROUPS
-from megatron.run.offload import OffloadFlags
 from megatron.run.optimizer import RateSpanFlags
 from megatron.run.parallelism import ParallelFlags
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
 from megatron.run.train import TrainFlags
-from megatron.schedules.settings import PairSettings, SliceSettings
+from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSettings
 
 GROUPS: Final = (
     *MODEL_GROUPS,
@@ -45,7 +44,7 @@ GROUPS: Final = (
     LossScaleSettings,
     EightBitSettings,
     RecomputeSettings,
-    OffloadFlags,
+    OffloadSettings,
     GraphSettings,
     OptimizerSettings,
     MuonSettings,

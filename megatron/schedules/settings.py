@@ -1,11 +1,18 @@
 """The settings of a plan of passes."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from megatron.flags.auto import number_or_auto
+from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import flag
+from megatron.flags.ranges import BANDWIDTH, Range
 from megatron.schedules.catalogue import PAIRED_SCHEDULES
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
+
+ALL_CHUNKS: Final = 1_000_000
+"""More chunks than a rank can have."""
+
+_MEMORY: Final = Range(1e-3, 1e6)
 
 
 @dataclass(frozen=True)
@@ -68,3 +75,49 @@ class SliceSettings:
     def strategy(self) -> SliceStrategy:
         """How samples are cut, in a run whose number of slices is decided."""
         return self.seq_split_strategy or "uniform"
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """Activations that wait on the host.
+
+    The flags have the names of the zero-bubble fork (PipeOffload, arXiv 2503.01328).
+    """
+
+    # fmt: off
+    cpu_offload: bool = flag(False,
+        "Copy the activations of chunks to the host after their forward, and back before their "
+        "backward, as many as the link to the host has time for.")
+    offload_chunk_num: int | None = flag(None,
+        "Chunks of every rank whose activations are copied: those that wait longest. auto: none, "
+        "half of them or all, whichever makes the run the fastest that fits the job's GPUs by "
+        "prediction, or one nearly as fast that holds less.",
+        reads=number_or_auto, metavar="N|auto", unset="all chunks", idle_without="--cpu-offload")
+    host_bandwidth: float | None = flag(None,
+        "GB/s in one direction between a GPU and its host, for plans and predictions.", BANDWIDTH,
+        unset="by the GPU", idle_without="--cpu-offload or --optimizer-cpu-offload")
+    host_memory: float | None = flag(None,
+        "GiB of the memory of a machine, which must have room for all that the machine's ranks "
+        "keep on their host.", _MEMORY, unset="as much as the machine has; in a dry run, not known",
+        idle_without="--cpu-offload or --optimizer-cpu-offload")
+    # fmt: on
+
+    @property
+    def compares(self) -> bool:
+        """Whether the plan chooses the number of chunks."""
+        return self.cpu_offload and self.offload_chunk_num == AUTO
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a rank whose activations wait on the host; it may be more than the rank has."""
+        return (self.offload_chunk_num or ALL_CHUNKS) if self.cpu_offload else 0
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes/s in one direction between a GPU and its host, if a flag gives them."""
+        return None if self.host_bandwidth is None else 1e9 * self.host_bandwidth
+
+    @property
+    def memory(self) -> float | None:
+        """Bytes of a machine's memory, if a flag gives them."""
+        return None if self.host_memory is None else 2**30 * self.host_memory

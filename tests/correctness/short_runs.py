@@ -26,7 +26,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import OffloadSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -234,7 +234,7 @@ class Job:
                 schedule_file=layout.file,
                 memory_limit=layout.memory_limit,
                 recompute_ahead=layout.recompute_ahead,
-                offloaded=layout.offloaded,
+                offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
                 layers=LayerDistribution("redis" if redistributed else "remainder"),
                 experts=ExpertRankSettings(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaSettings(

@@ -23,8 +23,8 @@ from run.test_slice_flags import BASE
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Recomputation
 from megatron.parallel.context import ContextExchange
 from megatron.run.command_line import parse
-from megatron.run.offload import ALL_CHUNKS
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.settings import ALL_CHUNKS
 from megatron.schedules.treatments import TREATMENTS
 
 RANKS: Final = 2
@@ -205,7 +205,7 @@ def test_half_of_one_chunk_is_not_offered(schedule: str) -> None:
     flags = f"--pipeline-schedule {schedule} --cpu-offload --offload-chunk-num auto"
     flags += " --zero-bubble-max-pending-backward 4" * TRAITS[schedule].needs_memory_limit
     opened = parse(with_flags(BASE.split(), flags.split()), 2)
-    assert {own.parallel.offloaded for own in opened.alternatives} == {None, ALL_CHUNKS}
+    assert {own.parallel.offload.chunks for own in opened.alternatives} == {0, ALL_CHUNKS}
 
 
 @pytest.mark.full

@@ -33,6 +33,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.settings import OffloadSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import OWN, PUBLISHED, SHARED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
@@ -124,7 +125,7 @@ def test_all_parameters_are_somewhere(vocabulary: str, ffn: int) -> None:
 def test_buffers_of_the_host_are_said_if_activations_wait_there() -> None:
     run = config(4, "none")
     assert "activations on the host" not in report(run)
-    moving = replace(run, parallel=replace(run.parallel, offloaded=1, host_bandwidth=1e12))
+    moving = replace(run, parallel=replace(run.parallel, offload=OffloadSettings(True, 1, 1000.0)))
     buffers = max(forecast_run(moving, make_run_plan(moving), gpu("A100")).activations_on_host)
     text = report(moving)
     assert buffers > GIB

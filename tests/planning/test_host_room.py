@@ -21,6 +21,7 @@ from megatron.planning.host_room import HostUse, fullest_host, machine_memory
 from megatron.planning.must_fit import check_host
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
+from megatron.schedules.settings import OffloadSettings
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.units import MEMORY
 from megatron.training.prepare import Prepared, _having_taken
@@ -39,9 +40,7 @@ def config(host_memory: float | None = None, states: HostStateSettings | None = 
         made.parallel,
         device="cuda",
         gpu=A100,
-        offloaded=1,
-        host_bandwidth=1e12,
-        host_memory=host_memory,
+        offload=OffloadSettings(True, 1, 1000.0, host_memory and host_memory / 2**30),
     )
     return replace(made, parallel=parallel, train=replace(made.train, host_states=states))
 

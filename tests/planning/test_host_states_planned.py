@@ -21,6 +21,7 @@ from megatron.planning.must_fit import check_host, check_memory
 from megatron.planning.run_memory import held_by_ranks
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
+from megatron.schedules.settings import OffloadSettings
 from megatron.simulator.costs.gpus import HOST_MEMORY, gpu
 from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.training.setup import build_train_state
@@ -77,7 +78,9 @@ def test_the_step_has_its_copies_and_the_bytes_of_the_cpu() -> None:
 
     PyTorch's step reads and writes gradient, master and both moments, and rounds to the weight.
     """
-    without, half = (planned(own, host_bandwidth=1e9) for own in (None, HALF))
+    without, half = (
+        planned(own, offload=OffloadSettings(host_bandwidth=1.0)) for own in (None, HALF)
+    )
     fullest = max(half.memories, key=lambda own: sum(chosen(own)))
     elements = sum(chosen(fullest))
     on_host = elements * ((4 + 2) / 1e9 + (8 * 4 + 4 + 2) / HOST_MEMORY)

@@ -13,6 +13,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
+from megatron.schedules.settings import OffloadSettings
 from megatron.simulator.costs.gpus import GIB, gpu
 
 
@@ -80,8 +81,7 @@ def moving(config: RunConfig, chunks: int | None) -> RunConfig:
         device="cuda",
         backend="nccl",
         gpu=gpu("A100"),
-        offloaded=chunks,
-        host_bandwidth=1e12,
+        offload=OffloadSettings(chunks is not None, chunks, 1000.0),
     )
     return replace(config, parallel=parallel)
 

@@ -46,7 +46,7 @@ def test_a_plan_that_moves_activations_needs_the_flag(tmp_path: Path) -> None:
 
 def test_without_the_flag_nothing_is_moved() -> None:
     config = parse([*RUN, "--offload-chunk-num", "2"], 1)
-    assert config.parallel.offloaded is None
+    assert not config.parallel.offload.chunks
     assert any("--offload-chunk-num 2 changes nothing" in note for note in config.notes)
 
 
@@ -54,16 +54,16 @@ def test_the_forks_flags_give_the_chunks() -> None:
     asked = [*RUN, "--cpu-offload", "--auto-offload-time", "--offload-overlap-sr"]
     pair = [*asked, "--num-virtual-stages-per-pipeline-rank", "2", "--offload-chunk-num", "2"]
     every, two = parse(asked, 1), parse(pair, 1)
-    assert (every.parallel.offloaded or 0) > 1000  # as many as there are
-    assert two.parallel.offloaded == 2
+    assert every.parallel.offload.chunks > 1000  # as many as there are
+    assert two.parallel.offload.chunks == 2
     assert sum("offload" in note for note in two.notes) == 2  # how copies are timed and take turns
 
 
 def test_a_plan_takes_the_bandwidth_of_the_link_and_the_memory_of_a_machine() -> None:
     own = [*RUN, "--bf16", "--cpu-offload", "--host-bandwidth", "12", "--host-memory", "64"]
     config = parse([*own, "--dry-run"], 1)
-    assert config.parallel.host_bandwidth == 12e9
-    assert config.parallel.host_memory == 64 * GIB
+    assert config.parallel.offload.bandwidth == 12e9
+    assert config.parallel.offload.memory == 64 * GIB
     notes = [note for note in parse(own, 1).notes if note.startswith("--host-")]
     assert [note.split()[0] for note in notes] == ["--host-bandwidth", "--host-memory"]
 

@@ -92,7 +92,7 @@ class Subject(NamedTuple):
             context_exchange=parallel.context_exchange,
             context_heads_size=parallel.context_heads_size,
             documents=documents,
-            offloads=parallel.offloaded is not None,
+            offloads=parallel.offload.cpu_offload,
             slices=lengths_of_slices(config.model, slices, parallel.slices.strategy)
             if slices > 1
             else (),

@@ -19,7 +19,7 @@ from megatron.planning.count.subject import Subject
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import OffloadSettings, SliceSettings
 from megatron.simulator.costs.count import Launch, RankCount, Segment, Work
 
 LENGTH: Final = 2048
@@ -34,6 +34,7 @@ MIXED: Final = GROUPED.replaced(
 )
 LATENT: Final = GROUPED.replaced(num_query_groups=4, multi_latent_attention=True, q_lora_rank=24)
 NARROW: Final = EightBitSettings("hybrid", fp8_amax_history_len=4)
+MOVED: Final = {"context_size": 2, "offload": OffloadSettings(True, 1)}
 
 
 def sliced(
@@ -73,7 +74,13 @@ class Counting:
         (GPT, "vocab-2", "1f1b", 16, {}),
         (GPT, "none", "zb-h1", 8, {"recomputation": Recomputation(group=1)}),
         (GROUPED, "vocab-1", "zb-h1", 8, {"eight_bits": NARROW}),
-        (GROUPED, "vocab-2", "1f1b", 8, {"sizes": {"context_size": 2, "offloaded": 1}}),
+        (
+            GROUPED,
+            "vocab-2",
+            "1f1b",
+            8,
+            {"sizes": MOVED},
+        ),
         (MIXED, "vocab-2", "zb-h1", 8, {}),
         (MIXED, "none", "1f1b", 16, {"recomputation": Recomputation(group=1)}),
         (LATENT, "vocab-2", "1f1b", 8, {"recomputation": Recomputation(group=1)}),

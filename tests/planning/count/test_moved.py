@@ -14,6 +14,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.offload import handed_over
 from megatron.schedules.plan import plan_of_one
+from megatron.schedules.settings import OffloadSettings
 from megatron.simulator.costs.count import RankCount, Segment
 
 H = S = 4096
@@ -35,7 +36,7 @@ PLAN = make_run_plan(CONFIG)
 
 
 def offloading(config: RunConfig) -> RunConfig:
-    return replace(config, parallel=replace(config.parallel, offloaded=1))
+    return replace(config, parallel=replace(config.parallel, offload=OffloadSettings(True)))
 
 
 def held(count: RankCount) -> dict[object, tuple[float, float]]:
