@@ -86,6 +86,12 @@ class ReplicaSettings:
         "Reduce gradients in bf16, not in fp32. On a rank they add up in fp32; in Megatron-LM this "
         "flag makes them add up in bf16 too, as --use-precision-aware-optimizer "
         "--main-grads-dtype bf16 does here.")
+    rank_order: Order | None = flag(None,
+        "Which coordinate of consecutive ranks changes first, after the tensor and context "
+        "coordinates: the replica, as in Megatron, or the pipeline rank.",
+        excludes="--use-tp-pp-dp-mapping",
+        unset="so that fewest hops of a pipeline leave a machine, or with experts that replicas "
+        "share, the replica")
     order: Order = spelled("tp-dp-pp", spells("--use-tp-pp-dp-mapping", "tp-pp-dp",
         "Give consecutive numbers to the ranks of a pipeline, not to the ranks that are replicas "
         "of each other."))

@@ -36,11 +36,10 @@ _AXES: dict[SpreadAxis, AxisName] = {
 
 def cluster_of(parallel: ParallelConfig, gpu: Gpu) -> Cluster:
     """Return the GPUs of a job and the links between them."""
-    links = gpu.links() if parallel.links is None else parallel.links
     together = {axis: parallel.domains.together(name) for axis, name in _AXES.items()}
     blocks: dict[SpreadAxis, int] = {"column": parallel.nccl_blocks.nccl_max_ctas_vocab}
     host = parallel.offload.bandwidth or gpu.host
-    return Cluster(gpu.rates, links, together, blocks=blocks, host=host)
+    return Cluster(gpu.rates, parallel.cluster.links(gpu), together, blocks=blocks, host=host)
 
 
 def crossing_of(parallel: ParallelConfig) -> Crossing:

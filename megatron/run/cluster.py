@@ -1,60 +1,22 @@
-"""GPUs and their machines: flags, rules, and the links and libraries through which ranks talk."""
+"""GPUs and their machines: what a job has, and rules about devices and libraries of ranks."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
-from megatron.flags.ranges import BANDWIDTH, LATENCY, RANKS
 from megatron.flags.rules import notes_in, refuses_in
 from megatron.parallel.environment import local_world_size
-from megatron.parallel.grid import Order
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.gpu_driver import why_gpus_are_out_of_reach
 from megatron.run.parallelism import ParallelFlags, on_cuda
-from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
+from megatron.simulator.costs.settings import ClusterSettings
 
 _NO_GPUS = "PyTorch finds no CUDA device here; install a driver and a CUDA build of PyTorch"
-
-
-# The formatter is off so that the flags read as a table.
-# fmt: off
-@dataclass(frozen=True)
-class ClusterFlags:
-    """GPUs and machines."""
-
-    ranks_per_node: int | None = flag(None,
-        "Ranks of a machine. Links connect them; the network connects machines.", RANKS,
-        unset="as the launcher says, or in a dry run as machines with the GPU have: 4 or 8")
-    rank_order: Order | None = flag(None,
-        "Which coordinate of consecutive ranks changes first, after the tensor and context "
-        "coordinates: the replica, as in Megatron, or the pipeline rank.",
-        excludes="--use-tp-pp-dp-mapping",
-        unset="so that fewest hops of a pipeline leave a machine, or with experts that replicas "
-        "share, the replica")
-    no_numa_binding: bool = flag(False,
-        "Let ranks run on any CPU, not only on CPUs that are close to their GPU.")
-    link_bandwidth: float | None = flag(None,
-        "GB/s in one direction from a GPU to another GPU of its machine, for plans and "
-        "predictions.",
-        BANDWIDTH, unset="by the GPU")
-    link_latency: float | None = flag(None,
-        "Microseconds that a message to another GPU of the machine takes besides the time of its "
-        "bytes.",
-        LATENCY, unset="by the GPU")
-    network_bandwidth: float | None = flag(None,
-        "GB/s in one direction from a GPU to a GPU of another machine, for plans and predictions.",
-        BANDWIDTH, unset="by the GPU")
-    network_latency: float | None = flag(None,
-        "Microseconds that a message to a GPU of another machine takes besides the time of its "
-        "bytes.",
-        LATENCY, unset="by the GPU")
-# fmt: on
 
 
 def ranks_of_machine(flags: Flags, environment: Mapping[str, str] = os.environ) -> int | None:
@@ -62,7 +24,7 @@ def ranks_of_machine(flags: Flags, environment: Mapping[str, str] = os.environ) 
 
     In a dry run without --ranks-per-node they are the GPUs of a usual machine.
     """
-    if asked := flags[ClusterFlags].ranks_per_node:
+    if asked := flags[ClusterSettings].ranks_per_node:
         return asked
     if flags[DryRunSettings].dry_run:
         return gpu(flags[DryRunSettings].gpu).machine
@@ -87,18 +49,6 @@ def linked_ranks(world: int, machine: int | None, own_gpu: Gpu | None) -> int:
     machines = -(-world // machine)
     even = (n for n in range(most, most // 2, -1) if machines % n == 0)
     return machine * (machines if machines <= most else next(even, most))
-
-
-def links_of(flags: ClusterFlags, gpu: Gpu) -> Links:
-    """Return the links between the GPUs of a job, inside a machine and between machines."""
-    return gpu.links(
-        (_times(1e9, flags.link_bandwidth), _times(1e-6, flags.link_latency)),
-        (_times(1e9, flags.network_bandwidth), _times(1e-6, flags.network_latency)),
-    )
-
-
-def _times(unit: float, value: float | None) -> float | None:
-    return None if value is None else unit * value
 
 
 def known_gpu(flags: Flags) -> Gpu | None:

@@ -10,12 +10,14 @@ from megatron.model.distribution import LayerDistribution
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
-from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import (
+    BlockSettings,
+    ExpertRankSettings,
+    ReplicaSettings,
+)
 from megatron.run.cluster import (
-    ClusterFlags,
     known_gpu,
     linked_ranks,
-    links_of,
     ranks_of_machine,
 )
 from megatron.run.expert_ranks import expert_ranks
@@ -34,6 +36,7 @@ from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSett
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
+from megatron.simulator.costs.settings import ClusterSettings
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,13 @@ class ParallelConfig:
         context_size: context-parallel ranks c, which share every sequence.
         context_exchange: how attention sees the tokens of all of these ranks.
         context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
-        numa_binding: let ranks run only on CPUs that are close to their GPUs.
         experts: the ranks that have the experts of a layer.
         pairs: which passes run in turns.
         slices: how microbatches are cut.
         nccl_blocks: thread blocks that NCCL may use.
-        ranks_per_machine: ranks of the job in each machine; ``None``: one machine has all ranks.
+        cluster: machines and links. Without ``ranks_per_node`` one machine has all ranks.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
             FLOPs, and communication takes no time in them.
-        links: links between the GPUs. ``None``: the links that GPUs of this kind usually have.
         offload: activations that wait on the host.
     """
 
@@ -102,10 +103,8 @@ class ParallelConfig:
     experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
     pairs: PairSettings = field(default_factory=PairSettings)
     nccl_blocks: BlockSettings = field(default_factory=BlockSettings)
-    ranks_per_machine: int | None = None
-    numa_binding: bool = False
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     gpu: Gpu | None = None
-    links: Links | None = None
     offload: OffloadSettings = field(default_factory=OffloadSettings)
 
     @property
@@ -137,7 +136,7 @@ class ParallelConfig:
     @property
     def placement(self) -> Placement:
         """How the ranks are placed in machines."""
-        return Placement(self.grid, self.ranks_per_machine or self.grid.world_size)
+        return Placement(self.grid, self.cluster.ranks_per_node or self.grid.world_size)
 
     @property
     def domains(self) -> Placement:
@@ -146,7 +145,12 @@ class ParallelConfig:
         A domain is a machine, or several machines whose GPUs NVLink connects.
         """
         world = self.grid.world_size
-        return Placement(self.grid, linked_ranks(world, self.ranks_per_machine, self.gpu))
+        return Placement(self.grid, linked_ranks(world, self.cluster.ranks_per_node, self.gpu))
+
+    @property
+    def links(self) -> Links | None:
+        """Links between the GPUs, if their kind is known."""
+        return None if self.gpu is None else self.cluster.links(self.gpu)
 
     @property
     def vocab_shards(self) -> int:
@@ -161,7 +165,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
     The vocabulary is padded, so that every shard has equally many rows, a multiple of
     --make-vocab-size-divisible-by.
     """
-    parallel, cuda, own_gpu = flags[ParallelFlags], on_cuda(flags), known_gpu(flags)
+    parallel, cuda = flags[ParallelFlags], on_cuda(flags)
     treatment = treatment_of(flags)
     layout = copied(
         ParallelConfig,
@@ -187,11 +191,9 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,
         offload=flags[OffloadSettings],
         replicas=replicas_of(flags, replicas),
-        ranks_per_machine=ranks_of_machine(flags),
-        numa_binding=cuda and not flags[ClusterFlags].no_numa_binding,
+        cluster=replace(flags[ClusterSettings], ranks_per_node=ranks_of_machine(flags)),
         nccl_blocks=flags[BlockSettings],
-        gpu=own_gpu,
-        links=None if own_gpu is None else links_of(flags[ClusterFlags], own_gpu),
+        gpu=known_gpu(flags),
     )
     multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
     return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)

@@ -13,7 +13,7 @@ from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
 from megatron.parallel.settings import ReplicaSettings
-from megatron.run.cluster import ClusterFlags, known_gpu, linked_ranks, ranks_of_machine
+from megatron.run.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.expert_ranks import replicas_exchange
 from megatron.run.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
@@ -51,7 +51,7 @@ def rank_order(flags: Flags, replicas: int) -> Order:
     """
     if flags[ReplicaSettings].order != ReplicaSettings.order:
         return flags[ReplicaSettings].order
-    sizes, asked = flags[ParallelFlags], flags[ClusterFlags].rank_order
+    sizes, asked = flags[ParallelFlags], flags[ReplicaSettings].rank_order
     if asked is None and replicas_exchange(flags):
         return ORDERS[0]
     grid = Grid(

@@ -16,7 +16,6 @@ from megatron.optimizer.settings import (
     OptimizerSettings,
 )
 from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
-from megatron.run.cluster import ClusterFlags
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
@@ -29,6 +28,7 @@ from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
 from megatron.run.train import TrainFlags
 from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSettings
+from megatron.simulator.costs.settings import ClusterSettings
 
 GROUPS: Final = (
     *MODEL_GROUPS,
@@ -57,7 +57,7 @@ GROUPS: Final = (
     FillSettings,
     ReplicaSettings,
     BlockSettings,
-    ClusterFlags,
+    ClusterSettings,
     CheckpointSettings,
     GuardSettings,
     LogSettings,

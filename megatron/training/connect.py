@@ -42,7 +42,7 @@ def connect(
     if config.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        if config.numa_binding:
+        if not config.cluster.no_numa_binding:
             _LOG.info(bind_to_gpu(place_on_pci(torch.cuda.get_device_properties(device))))
     if grid.world_size == 1:
         return single_rank(device)

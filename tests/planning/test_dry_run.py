@@ -38,6 +38,7 @@ from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import OWN, PUBLISHED, SHARED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, gpu
+from megatron.simulator.costs.settings import ClusterSettings
 
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and both moments."""
@@ -166,7 +167,7 @@ def test_a_run_is_checked_by_runs_of_its_class() -> None:
     """One row of H100s with t = 1 across machines is published, and nothing was fitted to it."""
     kind = RunClass("H100", shared=False, across=True)
     run = few(config(4, "none"))
-    placed = replace(run.parallel, ranks_per_machine=2)
+    placed = replace(run.parallel, cluster=ClusterSettings(2))
     text = report(replace(run, parallel=placed), "H100")
     off = (
         f"1 run of Megatron-LM that others published ({kind}) was off by {PUBLISHED[kind].most:g}%"

@@ -12,17 +12,17 @@ from megatron.planning.run_costs import cluster_of
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.command_line import parse
 from megatron.run.run_config import RunConfig
-from megatron.simulator.costs.collective_time import Path
 from megatron.simulator.costs.gpus import gpu
+from megatron.simulator.costs.settings import ClusterSettings
 
 
 def spread(p: int, ranks: int, network: tuple[float, float]) -> RunConfig:
     """Pipeline ranks in machines of so many, with a network of a bandwidth and a latency."""
     run, kind = config(p, "vocab-2", "zb-h1"), gpu("H100")
-    links = replace(kind.links(), network=Path(*network))
-    return replace(
-        run, parallel=replace(run.parallel, ranks_per_machine=ranks, gpu=kind, links=links)
+    cluster = ClusterSettings(
+        ranks, network_bandwidth=network[0] / 1e9, network_latency=network[1] * 1e6
     )
+    return replace(run, parallel=replace(run.parallel, cluster=cluster, gpu=kind))
 
 
 @pytest.mark.parametrize("p", [4, full(8)])
@@ -65,7 +65,7 @@ def test_flags_say_what_links_there_are(
     parallel = parse(words.split(), 1).parallel
     links = parallel.links
     assert links is not None
-    assert (parallel.ranks_per_machine, links.network.bandwidth) == (ranks, network[0])
+    assert (parallel.cluster.ranks_per_node, links.network.bandwidth) == (ranks, network[0])
     assert links.link.bandwidth == pytest.approx(0.78 * 450e9)
     if network[1] is not None:
         assert links.network.latency == network[1]
@@ -93,6 +93,6 @@ def test_nvlink_connects_the_72_gpus_of_an_nvl72(world: int, words: str, data: i
         world_size=1,
         speak=False,
     ).parallel
-    assert found.ranks_per_machine == 4
+    assert found.cluster.ranks_per_node == 4
     assert cluster_of(found, gpu("GB200")).together["data"] == data
     assert links_in_words(found).startswith(words)

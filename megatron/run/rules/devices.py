@@ -7,11 +7,11 @@ from typing import Final
 from megatron.flags.groups import Flags, declarations
 from megatron.flags.rules import notes_in
 from megatron.parallel.settings import BlockSettings
-from megatron.run.cluster import ClusterFlags
 from megatron.run.log import LogSettings
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings
 from megatron.run.train import TrainFlags
+from megatron.simulator.costs.settings import ClusterSettings
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 """Linux's description of the CPU."""
@@ -52,7 +52,7 @@ _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
         "nccl_max_ctas_vocab": _GLOO,
         "nccl_max_ctas_data": _GLOO,
     },
-    ClusterFlags: {
+    ClusterSettings: {
         "no_numa_binding": "ranks on CPUs are bound to none",
         "link_bandwidth": _FREE,
         "link_latency": _FREE,
