@@ -18,6 +18,7 @@ from megatron.checkpoint.foreign.family import (
     windows,
     written_biases,
     written_sizes,
+    written_window,
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.rotation import read_rotation, write_rotation
@@ -67,9 +68,8 @@ def read_mistral(c: Fields) -> Values:
 
 def write_mistral(model: ModelSettings) -> Values:
     """See ``Family.write``."""
-    size = model.attention.window_size
-    written: Values = {"sliding_window": None if size is None else size + 1}
-    if size is not None and not all(model.attention.is_local(i) for i in range(model.num_layers)):
+    written: Values = {"sliding_window": (window := written_window(model))}
+    if window is not None and not all(model.attention.is_local(i) for i in range(model.num_layers)):
         written["layer_types"] = layer_types(model)
     return written_fields(model) | written
 
@@ -99,15 +99,12 @@ def _qwen(c: Fields, common: Values) -> Values:
 
 def write_qwen(model: ModelSettings) -> Values:
     """See ``Family.write``."""
-    size, local = (
-        model.attention.window_size,
-        [model.attention.is_local(i) for i in range(model.num_layers)],
-    )
-    written: Values = {"use_sliding_window": size is not None}
-    if size is not None:
+    window, layers = written_window(model), range(model.num_layers)
+    written: Values = {"use_sliding_window": window is not None}
+    if window is not None:
         written |= {
-            "sliding_window": size + 1,
-            "max_window_layers": local.index(True) if any(local) else model.num_layers,
+            "sliding_window": window,
+            "max_window_layers": next(filter(model.attention.is_local, layers)),
             "layer_types": layer_types(model),
         }
     return written_fields(model) | written

@@ -12,7 +12,7 @@ from megatron.checkpoint.foreign.family import (
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import Heads, InOne, Same, Table
-from megatron.checkpoint.foreign.llama import NORMS
+from megatron.checkpoint.foreign.llama import NORMS, check_head_width
 from megatron.checkpoint.foreign.plain_layers import read_dropout
 from megatron.checkpoint.foreign.rotation import read_rotation, scaling_of, write_rotation
 from megatron.model.ownership import LAYERS
@@ -30,6 +30,8 @@ def _read(c: Fields) -> Values:
     if scaling is not None:  # transformers has no other kinds in this family
         kind = scaling.any("rope_type", scaling.any("type", "default"))
         Fields({"rope_type": kind}, scaling.origin).check("rope_type", ("default", "longrope"))
+        if kind == "longrope":  # transformers counts the factors by hidden_size and heads alone
+            check_head_width(c, "Phi-3 with longrope")
     common = sizes(filled)
     size = c.whole_or_none("sliding_window", None)
     return (
