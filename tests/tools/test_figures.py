@@ -50,6 +50,7 @@ HELD: Final = (
     "docs/predictions.md",
     "docs/recomputation.md",
     "docs/running.md",
+    "docs/schedules.md",
 )
 """Pages whose figures all name a source."""
 
