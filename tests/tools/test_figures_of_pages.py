@@ -52,7 +52,7 @@ def test_the_readme_has_the_times_of_its_benchmark() -> None:
     names = [cell.strip() for cell in heads.split("|")[1:-1]]
     report = [dict(zip(names, row, strict=True)) for row in rows_of(text, heads)]
     known = {(row["V"], row["schedule"], row["vocabulary"]): row for row in report}
-    shown = set()
+    shown = set[tuple[str, str, str]]()
     for vocabulary, run, *cells, idle in rows_of(README, head):
         treatment = {"split": "vocab-2", "whole": "none"}[vocabulary]
         for v, seconds in zip(("32k", "64k", "128k", "256k"), cells, strict=True):
@@ -62,6 +62,16 @@ def test_the_readme_has_the_times_of_its_benchmark() -> None:
             shown.add(case)
         assert idle.replace(" ", "") == known["256k", RUNS[run], treatment]["idle"]
     assert shown == {*known}
+
+
+def test_the_readme_has_the_ratios_of_its_table() -> None:
+    """Of a whole to a split vocabulary at 256k, for 1F1B and for ZB-V."""
+    rows = {(row[0], row[1]): float(row[5]) for row in rows_of(README, "| vocabulary | run |")}
+    text = " ".join(README.split())
+    said = re.search(r"1F1B takes ([\d.]+) times .*?, and our ZB-V ([\d.]+) times", text)
+    assert said is not None
+    for run, ratio in zip(("our 1F1B", "our ZB-V"), said.groups(), strict=True):
+        assert float(ratio) == pytest.approx(rows["whole", run] / rows["split", run], abs=0.006)
 
 
 def test_real_runs_have_the_errors_of_their_table() -> None:
