@@ -56,8 +56,8 @@ MADE: Final = "2026-11-29"
 INTRODUCTION: Final = f"""# Choosing a schedule
 
 Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
-is beside the layers. The [glossary](glossary.md) explains the words and the letters, and says in a
-line what each [schedule](glossary.md#schedules) does. This page has three parts:
+is beside the layers. [Schedules](schedules.md) lists all schedules and treatments, and the
+[glossary](glossary.md) explains the words and the letters. This page has three parts:
 
 * all schedules for one model, with vocabularies of 32k, 128k and 256k entries;
 * [when splitting the vocabulary pays](#when-does-splitting-the-vocabulary-pay), for Llama 3;

@@ -1,6 +1,6 @@
 """Draw a gallery of schedules, or a recorded run.
 
-draw-schedule --into FOLDER                # the pictures that the README shows, with their figures
+draw-schedule --into FOLDER                # the pictures of docs/schedules.md, with their figures
 draw-schedule --timeline timeline.json     # what --record-timeline wrote, to timeline.svg
 
 Every picture compares equal work: the vocabulary's layers on the first and the last stage, and the

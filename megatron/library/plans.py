@@ -49,7 +49,7 @@ def plan(
 
     Args:
         schedule: ``1f1b``, ``interleaved``, ``zb-h1``, ``zb-v``, ``v-half``, ``zb-auto``, ``auto``
-            or another name of the README's table.
+            or another name of the table in docs/schedules.md.
         ranks: pipeline ranks p.
         microbatches: microbatches m of an iteration.
         vocabulary: treatment of the embedding and the output layer: ``none`` (the first and the

@@ -25,7 +25,9 @@ from megatron.run.run_config import RunConfig
 from megatron.simulator.costs.gpus import gpu
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-EXAMPLES: Final = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
+EXAMPLES: Final = sorted(
+    path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")
+)
 OF_DATA: Final = ("--data-path", "--tokenizer-model", "--tokenizer-type", "--vocab-size")
 
 STAND_IN: Final = f"""#!/bin/sh
@@ -73,9 +75,12 @@ def trainings(printed: str, vocab_size: int = 32_000) -> Iterator[RunConfig]:
             yield parse(kept, int(ranks[1]) if ranks else 1)
 
 
-def test_the_readme_links_every_example() -> None:
-    linked = re.findall(r"\]\(examples/([^)]+)\)", (ROOT / "README.md").read_text())
-    assert {*linked} == {path.name for path in EXAMPLES}
+def test_the_page_of_the_examples_links_every_example() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    linked = re.findall(r"\]\((\w+\.(?:py|sh))\)", page)
+    assert sorted(linked) == [path.name for path in EXAMPLES]
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert files == {*linked, "README.md"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

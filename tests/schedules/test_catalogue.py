@@ -1,4 +1,4 @@
-"""What the catalogue says of a schedule is what the README shows and what its block does."""
+"""What the catalogue says of a schedule is what docs/schedules.md shows and what its block does."""
 
 import re
 from pathlib import Path
@@ -17,22 +17,23 @@ from megatron.schedules.catalogue import (
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def readme_rows() -> dict[str, list[str]]:
-    """Return the cells of the README's schedule table by the schedule that a row is about."""
-    table = (ROOT / "README.md").read_text().split("| `--pipeline-schedule` |")[1].split("\n\n")[0]
+def page_rows() -> dict[str, list[str]]:
+    """Return the cells of the page's table of schedules by the schedule that a row is about."""
+    page = (ROOT / "docs/schedules.md").read_text()
+    table = page.split("| `--pipeline-schedule` |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-def test_the_readme_shows_every_schedule() -> None:
-    assert {*readme_rows()} == {*TRAITS}
+def test_the_page_shows_every_schedule() -> None:
+    assert {*page_rows()} == {*TRAITS}
 
 
 @pytest.mark.parametrize("schedule", DRAWN)
-def test_the_readme_describes_and_draws_every_block(schedule: str) -> None:
-    _, description, *_, picture = readme_rows()[schedule]
+def test_the_page_describes_and_draws_every_block(schedule: str) -> None:
+    _, description, *_, picture = page_rows()[schedule]
     assert description == SCHEDULES[schedule].description
-    assert picture == f"[{schedule}](images/{schedule}.svg)"
+    assert picture == f"[{schedule}](../images/{schedule}.svg)"
     assert (ROOT / "images" / f"{schedule}.svg").is_file()
 
 

@@ -1,6 +1,7 @@
 """Figures that stand in several pages are the same in all of them."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Final
@@ -11,7 +12,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
 PREDICTIONS: Final = (ROOT / "docs/predictions.md").read_text()
 HOLDS_TODAY: Final = (ROOT / "docs/LOG.md").read_text().split("\n## ")[1]
-DRAWN: Final = re.findall(r"\[\S+\]\(images/(\S+)\.svg\) \|$", README, re.MULTILINE)
+SCHEDULES: Final = (ROOT / "docs/schedules.md").read_text()
+DRAWN: Final = re.findall(r"\[\S+\]\(../images/(\S+)\.svg\) \|$", SCHEDULES, re.MULTILINE)
 
 
 def rows_of(text: str, head: str) -> list[list[str]]:
@@ -21,44 +23,55 @@ def rows_of(text: str, head: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("schedule", DRAWN)
-def test_the_readme_has_the_times_of_the_pictures(schedule: str) -> None:
+def test_the_page_of_the_schedules_has_the_times_of_the_pictures(schedule: str) -> None:
     """Of both panels; ``tools/draw.py`` writes the page of the pictures."""
     gallery = rows_of((ROOT / "images/README.md").read_text(), "| picture |")
     at = next(i for i, row in enumerate(gallery) if row[0] == f"[{schedule}]({schedule}.svg)")
     expected = [f"{time}, {idle}" for _, _, time, idle, _ in gallery[at : at + 2]]
-    [row] = [row for row in rows_of(README, "| `--pipe") if row[0] == f"`{schedule}`"]
+    [row] = [row for row in rows_of(SCHEDULES, "| `--pipe") if row[0] == f"`{schedule}`"]
     assert row[3:5] == expected
+
+
+RUNS: Final[Mapping[str, str]] = {
+    "our 1F1B": "1f1b",
+    "our ZB-V": "zb-v",
+    "one process, two threads": "single",
+    "PyTorch's 1F1B": "pytorch-1f1b",
+    "PyTorch's ZB-V": "pytorch-zbv",
+}
+"""Runs of the README's table -> their schedules in the report."""
 
 
 def test_the_readme_has_the_times_of_its_benchmark() -> None:
     """Of the report to which the README leads below the table."""
-    link = re.search(r"\]\((docs/benchmarks/[^)]+/report\.md)\)", README[README.index("| V |") :])
+    head = "| vocabulary | run | 32k entries | 64k | 128k | 256k | idle at 256k |"
+    link = re.search(r"\]\((docs/benchmarks/[^)]+/report\.md)\)", README[README.index(head) :])
     assert link is not None
     text = (ROOT / link[1]).read_text()
-    head = text[text.index("| V | schedule |") :].splitlines()[0]
-    names = [cell.strip() for cell in head.split("|")[1:-1]]
-    report = [dict(zip(names, row, strict=True)) for row in rows_of(text, head)]
-    known = {
-        (row["V"], row["schedule"], row["vocabulary"]): (
-            float(row["time, ms"].replace(",", "")) / 1000,
-            row["idle"],
-        )
-        for row in report
-    }
-    for v, *cells in rows_of(README, "| V |"):
-        split, split_idle, zb_v, zb_v_idle, whole, whole_idle, zb_v_whole, *others = cells
-        found = {
-            (v, "1f1b", "vocab-2"): (split, split_idle),
-            (v, "zb-v", "vocab-2"): (zb_v, zb_v_idle),
-            (v, "1f1b", "none"): (whole, whole_idle),
-            (v, "zb-v", "none"): (zb_v_whole, known[v, "zb-v", "none"][1]),
-        }
-        peers = ("single", "pytorch-1f1b", "pytorch-zbv")
-        found |= {(v, peer, "none"): (cell, "") for peer, cell in zip(peers, others, strict=True)}
-        for case, (time, idle) in found.items():
-            seconds, known_idle = known[case]
-            assert float(time) == pytest.approx(seconds, abs=0.006), case
-            assert idle.replace(" ", "") == known_idle, case
+    heads = text[text.index("| V | schedule |") :].splitlines()[0]
+    names = [cell.strip() for cell in heads.split("|")[1:-1]]
+    report = [dict(zip(names, row, strict=True)) for row in rows_of(text, heads)]
+    known = {(row["V"], row["schedule"], row["vocabulary"]): row for row in report}
+    shown = set[tuple[str, str, str]]()
+    for vocabulary, run, *cells, idle in rows_of(README, head):
+        treatment = {"split": "vocab-2", "whole": "none"}[vocabulary]
+        for v, seconds in zip(("32k", "64k", "128k", "256k"), cells, strict=True):
+            case = (v, RUNS[run], treatment)
+            milliseconds = float(known[case]["time, ms"].replace(",", ""))
+            assert float(seconds) == pytest.approx(milliseconds / 1000, abs=0.006), case
+            shown.add(case)
+        assert idle.replace(" ", "") == known["256k", RUNS[run], treatment]["idle"]
+    assert shown == {*known}
+
+
+def test_the_readme_has_the_ratios_of_its_table() -> None:
+    """Of a whole to a split vocabulary at 256k, for 1F1B and for ZB-V."""
+    rows = {(row[0], row[1]): float(row[5]) for row in rows_of(README, "| vocabulary | run |")}
+    text = " ".join(README.split())
+    said = re.search(r"1F1B takes ([\d.]+) times .*?, and our ZB-V ([\d.]+) times", text)
+    assert said is not None
+    for run, ratio in zip(("our 1F1B", "our ZB-V"), said.groups(), strict=True):
+        assert float(ratio) == pytest.approx(rows["whole", run] / rows["split", run], abs=0.006)
 
 
 def test_real_runs_have_the_errors_of_their_table() -> None:
