@@ -95,7 +95,7 @@ def predict(config: RunConfig, gpu_name: str, rank: int) -> None:
     def report() -> None:
         if config.notes:
             print(*config.notes, sep="\n", end="\n\n", flush=True)
-        watch = Watch.of_rank(rank, config.parallel.search_seconds)
+        watch = Watch.of_rank(rank, config.parallel.planning.search_seconds)
         for paragraph in dry_run(config, gpu(gpu_name), watch, COMPARISON_SECONDS):
             print(paragraph, end="\n\n", flush=True)
 

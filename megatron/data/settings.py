@@ -1,7 +1,7 @@
 """The settings of corpora, of their documents, and of the samples that are made of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -170,13 +170,12 @@ class DataSettings:
     Attributes:
         seq_length: tokens per sample s; each sample holds s + 1 tokens.
         seed: seed of the document and sample shuffles.
-        eod_token: id of the token that ends a document.
         blend: corpora that training, validation and test divide among themselves.
         own_paths: blends for every split, used in place of ``blend``.
         named_by: the flag and the prefix of every corpus, for messages.
         added_entries: entries that the tokenizer adds to ``--vocab-size``.
         prefetch: read the next global batch while the model trains on the current batch.
-        resets: how the documents within a sample are kept apart.
+        resets: how the documents within a sample end, and are kept apart.
         tokenizer: the tokenizer of the corpora.
         fill: how the middles of documents are moved to their ends.
     """
@@ -209,7 +208,6 @@ class DataSettings:
 
     seq_length: int = 1
     seed: int = 1234
-    eod_token: int = 0
     blend: Blend = ()
     own_paths: OwnPaths | None = None
     named_by: tuple[tuple[str, Path], ...] = ()
@@ -232,7 +230,12 @@ class DataSettings:
         """How the documents within a sample are kept apart; ``None``: they are not."""
         if not (self.resets.reset_attention_mask or self.resets.reset_position_ids):
             return None
-        return replace(self.resets, eod_token=self.eod_token)
+        return self.resets
+
+    @property
+    def eod_token(self) -> int:
+        """Id of the token that ends a document."""
+        return self.resets.eod_token
 
 
 @notes

@@ -86,7 +86,7 @@ def dry_run(
 
 def _for_advice(config: RunConfig, watch: Watch) -> Watch:
     """Return the watch over a dry run's advice, with the limit of work for advice."""
-    return watch.counting(config.parallel.advice_seconds)
+    return watch.counting(config.parallel.planning.advice_seconds)
 
 
 def _figures(found: RunForecast) -> str:

@@ -103,7 +103,7 @@ def _unpredictable(config: RunConfig, plan: Plan) -> str | None:
         (plan.slices > 1, "passes of slices have been measured, not those of microbatches"),
         (bool(plan.offloaded), "copies to the host have no measured time"),
         (plan.looks_ahead, "further predicted tokens use the output layer too"),
-        (config.parallel.schedule_file is not None, "the plan comes from a file"),
+        (config.parallel.planning.schedule_file is not None, "the plan comes from a file"),
         (
             plan.microbatches != config.train.num_microbatches,
             "the batches have not grown to their full size",
@@ -134,6 +134,6 @@ def _with_treatment(config: RunConfig, run_plan: RunPlan, treatment: str) -> Run
         vocab_parallel=treatment,
         pipeline_schedule=run_plan.schedule,
         layers=LayerDistribution() if spread.kind == "redis" else spread,
-        measured_costs=None,
+        planning=replace(config.parallel.planning, measured_costs=None),
     )
     return replace(config, parallel=parallel, alternatives=())

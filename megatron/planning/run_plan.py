@@ -75,7 +75,7 @@ def only_rank_0_plans(config: RunConfig) -> bool:
     With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
     their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
     """
-    limited = config.parallel.search_seconds is not None
+    limited = config.parallel.planning.search_seconds is not None
     return limited or (compares(config) and _gpu(config, None) is not None)
 
 
@@ -127,8 +127,11 @@ def _asked(config: RunConfig, costs: Costs | None, watch: Watch) -> list[Candida
     if TRAITS[name].compares:
         return candidates(config, costs, watch)
     request, layers = prepared(config, name, costs)
-    if config.taken and config.parallel.memory_limit is not None:
-        request, limit = as_compared(request), config.parallel.memory_limit
+    if config.taken and config.parallel.planning.memory_limit is not None:
+        request, limit = (
+            as_compared(request),
+            config.parallel.planning.memory_limit,
+        )
     return [Candidate(config, request, layers, limit, watch, _gpu(config, costs))]
 
 
@@ -152,10 +155,14 @@ def candidates(
     """
     watch = Watch() if watch is None else watch
     measured = None if costs is None else chosen(candidates(config)).run_plan.plan
-    limit = inf if config.parallel.memory_limit is None else config.parallel.memory_limit
+    limit = (
+        inf
+        if config.parallel.planning.memory_limit is None
+        else config.parallel.planning.memory_limit
+    )
     gpu = _gpu(config, costs)
     found, faults = [], []
-    for name in names or compared_schedules(config.parallel.memory_limit):
+    for name in names or compared_schedules(config.parallel.planning.memory_limit):
         try:
             request, layers = prepared(config, name, costs)
         except ValueError as error:
@@ -177,7 +184,7 @@ def schedules_with_stages(config: RunConfig) -> list[str]:
     Nothing is counted. ``candidates`` may leave out more schedules.
     """
     found = []
-    for name in compared_schedules(config.parallel.memory_limit):
+    for name in compared_schedules(config.parallel.planning.memory_limit):
         with suppress(ValueError):
             check_stages(config, request_of(config.parallel, config.train.num_microbatches, name))
             found.append(name)

@@ -122,9 +122,9 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         parallel.pipeline_size,
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
-        memory_limit=parallel.memory_limit,
+        memory_limit=parallel.planning.memory_limit,
         recompute_ahead=parallel.recompute_ahead,
-        file=parallel.schedule_file,
+        file=parallel.planning.schedule_file,
         joined=parallel.pairs.joins,
         joins_all=parallel.pairs.tp_comm_overlap,
         split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
@@ -139,7 +139,7 @@ def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | No
     Raises:
         ValueError: the file is missing, or has the costs of other stages or passes.
     """
-    file = config.parallel.measured_costs
+    file = config.parallel.planning.measured_costs
     if file is None:
         return None
     try:

@@ -13,8 +13,9 @@ from megatron.run.edit import Choice
 from megatron.run.offload import HOST
 from megatron.run.parallelism import EXCHANGE
 from megatron.run.recompute import RECOMPUTATION
-from megatron.run.schedule import VOCABULARY, PipelineFlags, given_flags
+from megatron.run.schedule import VOCABULARY, given_flags
 from megatron.run.slices import SLICES
+from megatron.schedules.settings import PlanSettings
 
 DIMENSIONS: Final = (VOCABULARY, RECOMPUTATION, HOST, SLICES, EXCHANGE)
 """All dimensions. Where time is short, a run is first compared with changes in the earlier ones."""
@@ -72,5 +73,5 @@ def _belongs_to_one(flags: Flags) -> Iterator[str]:
     """Refuse a file of a plan or of costs, which belongs to one choice in every dimension."""
     for own in DIMENSIONS:
         if own is not VOCABULARY and own.is_open(flags):
-            for given in given_flags(flags[PipelineFlags], "schedule_file", "measured_costs"):
+            for given in given_flags(flags[PlanSettings], "schedule_file", "measured_costs"):
                 yield f"{given} belongs to one run, and {own.flag} compares several: name one"

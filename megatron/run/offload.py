@@ -9,10 +9,10 @@ from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.eight_bits import asks_for_engine
 from megatron.run.parallelism import on_cuda
-from megatron.run.schedule import PipelineFlags, chunks_of, schedule_of
+from megatron.run.schedule import chunks_of, schedule_of
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
-from megatron.schedules.settings import OffloadSettings
+from megatron.schedules.settings import OffloadSettings, PlanSettings
 
 OFFLOAD: Final = "--cpu-offload"
 _CHUNKS: Final = "--offload-chunk-num"
@@ -30,7 +30,7 @@ def _engine(flags: Flags) -> Iterator[str]:
 @refuses
 def _too_many_chunks(flags: Flags) -> Iterator[str]:
     own, schedule = flags[OffloadSettings], TRAITS[schedule_of(flags)]
-    if not own.cpu_offload or schedule.compares or flags[PipelineFlags].schedule_file is not None:
+    if not own.cpu_offload or schedule.compares or flags[PlanSettings].schedule_file is not None:
         return  # schedules that are compared differ in chunks, and a plan of a file has its own
     chunks = chunks_of(flags) or schedule.chunks
     if (own.offload_chunk_num or 0) > chunks:

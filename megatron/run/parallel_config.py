@@ -1,10 +1,9 @@
 """How the ranks of a job share a model, as frozen data made from the flags of several topics."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-from megatron.flags.groups import Flags, copied
+from megatron.flags.groups import Flags
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.distribution import LayerDistribution
 from megatron.parallel.context import ContextExchange
@@ -25,14 +24,13 @@ from megatron.run.pairs import pairs_of
 from megatron.run.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.run.replicas import replicas_of
 from megatron.run.schedule import (
-    PipelineFlags,
     chunks_of,
     leaves_one_chunk,
     schedule_of,
     treatment_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSettings
+from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -56,12 +54,10 @@ class ParallelConfig:
         virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
             ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
-        memory_limit: the most microbatches that a rank may have in flight.
         recompute_ahead: with layers that are computed again in passes of their own (R), the most
             chunks that a rank may hold between R and B; ``None``: B computes layers again.
         replicas: data parallelism.
-        search_seconds: seconds to search for a plan; ``None``: no limit. With a limit the plan
-            depends on the machine's speed, so all ranks take the plan of rank 0.
+        planning: how a plan is found.
         tensor_size: tensor-parallel ranks t.
         sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
             outside of attention and MLP.
@@ -87,13 +83,9 @@ class ParallelConfig:
     timeout_minutes: int
     virtual_stages: int | None = None
     layers: LayerDistribution = field(default_factory=LayerDistribution)
-    schedule_file: Path | None = None
-    memory_limit: float | None = None
     recompute_ahead: int | None = None
-    measured_costs: Path | None = None
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
-    search_seconds: float | None = None
-    advice_seconds: float = 20.0
+    planning: PlanSettings = field(default_factory=PlanSettings)
     tensor_size: int = 1
     sequence_parallel: bool = False
     context_size: int = 1
@@ -167,9 +159,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
     """
     parallel, cuda = flags[ParallelFlags], on_cuda(flags)
     treatment = treatment_of(flags)
-    layout = copied(
-        ParallelConfig,
-        flags[PipelineFlags],
+    layout = ParallelConfig(
         pipeline_size=parallel.pipeline_model_parallel_size,
         tensor_size=parallel.tensor_model_parallel_size,
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
@@ -187,7 +177,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         timeout_minutes=parallel.distributed_timeout_minutes,
         virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
         layers=distribution_of(flags, treatment),
-        memory_limit=flags[PipelineFlags].zero_bubble_max_pending_backward,
+        planning=flags[PlanSettings],
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,
         offload=flags[OffloadSettings],
         replicas=replicas_of(flags, replicas),

@@ -36,7 +36,7 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import PlanSettings, SliceSettings
 
 
 @refuses
@@ -94,7 +94,7 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
     for ask in treatments_asked(flags):
         if ask.flag != AUTO_FLAG:
             yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
-    for given in given_flags(pipeline, "schedule_file", "measured_costs"):
+    for given in given_flags(flags[PlanSettings], "schedule_file", "measured_costs"):
         yield (
             f"{given} belongs to one treatment of the vocabulary, and {AUTO_FLAG} compares "
             "several: name one"
@@ -112,7 +112,7 @@ def _auto_treatment_note(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
-    costs, schedule = flags[PipelineFlags].measured_costs, schedule_of(flags)
+    costs, schedule = flags[PlanSettings].measured_costs, schedule_of(flags)
     if TRAITS[schedule].compares and costs is not None:
         yield (
             f"--measured-costs {costs} are those of one schedule's stages, and "
@@ -124,7 +124,7 @@ def _costs_of_one_schedule(flags: Flags) -> Iterator[str]:
 @refuses
 def _file_of_schedule(flags: Flags) -> Iterator[str]:
     schedule = schedule_of(flags)
-    if schedule in FILE_SCHEDULES and flags[PipelineFlags].schedule_file is None:
+    if schedule in FILE_SCHEDULES and flags[PlanSettings].schedule_file is None:
         yield (
             f"--pipeline-schedule {schedule}: which one? Give --schedule-file FILE; "
             "tools/simulate.py --save-plan writes such files"
@@ -133,7 +133,7 @@ def _file_of_schedule(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _limit_of_schedule(flags: Flags) -> Iterator[str]:
-    schedule, limit = schedule_of(flags), flags[PipelineFlags].zero_bubble_max_pending_backward
+    schedule, limit = schedule_of(flags), flags[PlanSettings].zero_bubble_max_pending_backward
     if TRAITS[schedule].needs_memory_limit and limit is None:
         yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
@@ -144,7 +144,7 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 @refuses
 def _plan_file(flags: Flags) -> Iterator[str]:
     """Compare a plan's file with the flags; every difference has a line of its own."""
-    file, train = flags[PipelineFlags].schedule_file, flags[TrainFlags]
+    file, train = flags[PlanSettings].schedule_file, flags[TrainFlags]
     if file is None:
         return
     try:

@@ -6,18 +6,18 @@ Lab's version of Megatron) or of this project.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags
-from megatron.flags.ranges import DEPTH, DEPTH_OR_NONE, PATIENCE, Range
+from megatron.flags.ranges import DEPTH, DEPTH_OR_NONE
 from megatron.model.settings import ShapeSettings
 from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import set_to
 from megatron.run.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.run.pipeline_layout import readable_layout
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
+from megatron.schedules.settings import PlanSettings
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_SCHEDULE: Final = "1f1b"
@@ -65,29 +65,6 @@ class PipelineFlags:
         "less.", choices=TRAINABLE_SCHEDULES,
         instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
         "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
-    schedule_file: Path | None = flag(None,
-        "File of a plan to train, as tools/simulate.py --save-plan writes it.", unset="none")
-    measured_costs: Path | None = flag(None,
-        "File of the costs of passes to plan with, as --save-measured-costs writes it.",
-        unset="by FLOPs")
-    zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
-        "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
-        "auto takes a schedule within this limit. A schedule that needs more is refused.",
-        Range(1, 10**12), unset="no limit",
-        metavar="MICROBATCHES")
-    search_seconds: float | None = flag(None,
-        "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
-        "0 has found. Without this flag a search ends by a count of its work, so every machine "
-        "finds the same plan. On a known GPU auto then compares schedules with about as much work "
-        "as a core does in 20 s, after up to 10 s for bounds if it compares slices or the like "
-        "too, and plans schedules that could still be better in up to 20 s.",
-        PATIENCE, unset="no limit")
-    advice_seconds: float = flag(20.0,
-        "How long a dry run looks for settings that fit, or plans the other schedules that auto "
-        "compares: the work that a core does in about so many seconds, so every machine names the "
-        "same settings. Then it names the settings or schedules that it did not try.",
-        PATIENCE, idle_without="--dry-run")
     enable_zero_bubble: bool = flag(False,
         "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
         "as many microbatches as 1f1b.")
@@ -223,11 +200,11 @@ def schedules_asked(flags: Flags) -> Iterator[Ask]:
             name += f" {name}-mem-setup {setup}"
         yield Ask(name, (V_SCHEDULES[setup or "zb"],))
     elif pipeline.enable_zero_bubble:
-        unlimited = pipeline.zero_bubble_max_pending_backward is None
+        unlimited = flags[PlanSettings].zero_bubble_max_pending_backward is None
         yield Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
     for given in () if leaves_one_chunk(flags) else given_flags(pipeline, *CHUNKS):
         yield Ask(given, CHUNKED_SCHEDULES)
-    for given in given_flags(pipeline, "schedule_file"):
+    for given in given_flags(flags[PlanSettings], "schedule_file"):
         yield Ask(given, FILE_SCHEDULES)
     if (named := pipeline.pipeline_schedule) is not None:
         yield Ask(f"--pipeline-schedule {named}", (named,))
@@ -280,7 +257,7 @@ def layout_of(flags: Flags) -> tuple[int, ...]:
     return readable_layout(flags[PipelineFlags].pipeline_model_parallel_layout)
 
 
-def given_flags(flags: PipelineFlags, *names: str) -> list[str]:
+def given_flags(flags: object, *names: str) -> list[str]:
     """Return the named flags that are given, as they stand on the command line."""
     shown = []
     for name in names:

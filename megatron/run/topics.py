@@ -27,7 +27,7 @@ from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
 from megatron.run.train import TrainFlags
-from megatron.schedules.settings import OffloadSettings, PairSettings, SliceSettings
+from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
 from megatron.simulator.costs.settings import ClusterSettings
 
 GROUPS: Final = (
@@ -38,6 +38,7 @@ GROUPS: Final = (
     PairSettings,
     ParallelFlags,
     PipelineFlags,
+    PlanSettings,
     SliceSettings,
     TrainFlags,
     PrecisionSettings,

@@ -1,11 +1,12 @@
 """The settings of a plan of passes."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import flag
-from megatron.flags.ranges import BANDWIDTH, Range
+from megatron.flags.ranges import BANDWIDTH, PATIENCE, Range
 from megatron.schedules.catalogue import PAIRED_SCHEDULES
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
@@ -13,6 +14,42 @@ ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
 
 _MEMORY: Final = Range(1e-3, 1e6)
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """How a plan of passes is found."""
+
+    # fmt: off
+    schedule_file: Path | None = flag(None,
+        "File of a plan to train, as tools/simulate.py --save-plan writes it.", unset="none")
+    measured_costs: Path | None = flag(None,
+        "File of the costs of passes to plan with, as --save-measured-costs writes it.",
+        unset="by FLOPs")
+    zero_bubble_max_pending_backward: float | None = flag(None,
+        "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
+        "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
+        "auto takes a schedule within this limit. A schedule that needs more is refused.",
+        Range(1, 10**12), unset="no limit",
+        metavar="MICROBATCHES")
+    search_seconds: float | None = flag(None,
+        "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
+        "0 has found. Without this flag a search ends by a count of its work, so every machine "
+        "finds the same plan. On a known GPU auto then compares schedules with about as much work "
+        "as a core does in 20 s, after up to 10 s for bounds if it compares slices or the like "
+        "too, and plans schedules that could still be better in up to 20 s.",
+        PATIENCE, unset="no limit")
+    advice_seconds: float = flag(20.0,
+        "How long a dry run looks for settings that fit, or plans the other schedules that auto "
+        "compares: the work that a core does in about so many seconds, so every machine names the "
+        "same settings. Then it names the settings or schedules that it did not try.",
+        PATIENCE, idle_without="--dry-run")
+    # fmt: on
+
+    @property
+    def memory_limit(self) -> float | None:
+        """The most microbatches in flight on a rank; ``None``: no limit."""
+        return self.zero_bubble_max_pending_backward
 
 
 @dataclass(frozen=True)

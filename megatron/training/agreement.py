@@ -51,10 +51,10 @@ _GPU = "GPU that draws initial weights"
 
 def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     """Return the digests of a configuration and of the plan that was made for it."""
-    found = {f"model.{name}": repr(own) for name, own in values_of(config.model).items()}
-    found |= {
-        f"{part}.{field.name}": repr(_without_paths(getattr(getattr(config, part), field.name)))
+    found = {
+        f"{part}.{name}": repr(_without_paths(value))
         for part in (
+            "model",
             "parallel",
             "train",
             "optimizer",
@@ -63,7 +63,7 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
             "log",
             "checkpoint",
         )
-        for field in fields(getattr(config, part))
+        for name, value in values_of(getattr(config, part)).items()
     }
     plan, costs = run_plan.plan, run_plan.costs
     found["layers of the stages"] = repr(run_plan.layers)

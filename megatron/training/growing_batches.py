@@ -84,7 +84,7 @@ class GrowingBatches:
         if world.rank == 0:
             train = replace(config.train, global_batch_size=size, rampup=None)
             smaller = replace(config, train=train)
-            watch = Watch.of_rank(0, config.parallel.search_seconds)
+            watch = Watch.of_rank(0, config.parallel.planning.search_seconds)
             own = make_run_plan(smaller, watch=watch)
             watch.close()
         found = world.all_gather_object(own)[0]

@@ -114,7 +114,7 @@ def _with_advice(prepared: Prepared, rank: int) -> Prepared:
 def _planned(config: RunConfig, rank: int) -> RunPlan:
     """Return the plan; if ``only_rank_0_plans``, ``agreed`` shares it."""
     own = rank == 0 or not only_rank_0_plans(config)
-    watch = Watch.of_rank(rank, config.parallel.search_seconds if own else 0.0)
+    watch = Watch.of_rank(rank, config.parallel.planning.search_seconds if own else 0.0)
     found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
     watch.close()
     return found

@@ -26,7 +26,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
-from megatron.schedules.settings import OffloadSettings, SliceSettings
+from megatron.schedules.settings import OffloadSettings, PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -231,8 +231,10 @@ class Job:
                 device="cpu",
                 backend="gloo",
                 timeout_minutes=1,
-                schedule_file=layout.file,
-                memory_limit=layout.memory_limit,
+                planning=PlanSettings(
+                    schedule_file=layout.file,
+                    zero_bubble_max_pending_backward=layout.memory_limit,
+                ),
                 recompute_ahead=layout.recompute_ahead,
                 offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
                 layers=LayerDistribution("redis" if redistributed else "remainder"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron.data.datasets import build_datasets, split_ranges
 from megatron.data.indexed import IndexedDataset
 from megatron.data.samples import GPTDataset, SampleDataset
-from megatron.data.settings import DataSettings
+from megatron.data.settings import DataSettings, DocumentSettings
 from megatron.data.shares import OwnPaths, Share, Split
 
 Write = Callable[..., IndexedDataset]
@@ -30,7 +30,7 @@ def config_of(*blend: tuple[float, IndexedDataset], **changes: Any) -> DataSetti
         "split": Split(90, 8, 2),
         "seq_length": 8,
         "seed": 3,
-        "eod_token": 1,
+        "resets": DocumentSettings(eod_token=1),
     }
     return DataSettings(**{**values, **changes})
 

@@ -9,7 +9,7 @@ import pytest
 from megatron.data.datasets import Datasets, build_datasets
 from megatron.data.mock import LONGEST_DOCUMENT
 from megatron.data.samples import SampleDataset
-from megatron.data.settings import DataSettings
+from megatron.data.settings import DataSettings, DocumentSettings
 
 EOD, VOCABULARY = 300, 301
 
@@ -18,7 +18,7 @@ def datasets(counts: tuple[int, int, int] = (50, 20, 5), **changes: Any) -> Data
     values: dict[str, Any] = {
         "seq_length": 3000,
         "seed": 3,
-        "eod_token": EOD,
+        "resets": DocumentSettings(eod_token=EOD),
         "mock_data": True,
     }
     return build_datasets(DataSettings(**{**values, **changes}), counts, VOCABULARY)
@@ -46,7 +46,9 @@ def test_documents_count_and_end() -> None:
 
 def test_documents_have_every_length() -> None:
     """Uniform up to the longest: whole ones of a long sample, whose mean is known."""
-    [sample] = rows(datasets((1, 0, 0), seq_length=4_000_000, eod_token=-5).train)
+    [sample] = rows(
+        datasets((1, 0, 0), seq_length=4_000_000, resets=DocumentSettings(eod_token=-5)).train
+    )
     lengths = np.diff(np.flatnonzero(sample == -5))
     assert lengths.max() <= LONGEST_DOCUMENT
     deviation = LONGEST_DOCUMENT / np.sqrt(12 * len(lengths))

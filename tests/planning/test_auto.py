@@ -40,7 +40,7 @@ def test_auto_does_not_plan_what_cannot_be_faster() -> None:
 
 def test_auto_keeps_to_the_memory_limit() -> None:
     limit = 3.0
-    auto = config("auto", "none", 4, microbatches=8, memory_limit=limit)
+    auto = config("auto", "none", 4, microbatches=8, zero_bubble_max_pending_backward=limit)
     found = make_run_plan(auto)
     assert max(in_flight(found.plan)) <= limit
     ranked = ranking(candidates(auto))
@@ -55,7 +55,9 @@ def test_a_limit_below_every_schedule_is_refused_with_the_least() -> None:
     """With one stage a rank zb-auto fits any limit: so here there are two."""
     folded = LayerDistribution("explicit", counts=(2, 2, 2, 2))
     with pytest.raises(ValueError, match=r"max-pending-backward 1 is too few .* least is .* with"):
-        make_run_plan(config("auto", "vocab-1", distribution=folded, memory_limit=1.0))
+        make_run_plan(
+            config("auto", "vocab-1", distribution=folded, zero_bubble_max_pending_backward=1.0)
+        )
 
 
 def test_auto_leaves_out_what_leaves_ranks_without_parameters() -> None:
@@ -76,5 +78,7 @@ def test_auto_leaves_out_what_the_layers_do_not_fit() -> None:
 
 def test_training_compares_the_schedules_that_the_simulator_compares() -> None:
     for limit in (None, 3.0):
-        names = [c.schedule for c in candidates(config("auto", memory_limit=limit))]
+        names = [
+            c.schedule for c in candidates(config("auto", zero_bubble_max_pending_backward=limit))
+        ]
         assert names == [*compared_schedules(limit)]

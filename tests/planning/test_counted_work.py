@@ -14,6 +14,7 @@ from megatron.run.run_config import RunConfig
 from megatron.schedules.make_plan import find_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import PLACEMENT, Watch
+from megatron.schedules.settings import PlanSettings
 from megatron.simulator.costs.gpus import gpu
 
 
@@ -24,7 +25,8 @@ def slow(seconds: float) -> Callable[[], float]:
 
 
 def advised(run: RunConfig, seconds: float) -> RunConfig:
-    return replace(run, parallel=replace(run.parallel, advice_seconds=seconds))
+    planning = PlanSettings(advice_seconds=seconds)
+    return replace(run, parallel=replace(run.parallel, planning=planning))
 
 
 @pytest.mark.parametrize("limit", [0.5, 2.0])

@@ -33,7 +33,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.settings import OffloadSettings
+from megatron.schedules.settings import OffloadSettings, PlanSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import OWN, PUBLISHED, SHARED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
@@ -365,7 +365,8 @@ def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> 
     file = tmp_path / "costs.json"
     save_costs(file, Costs({"F": [[1.0]] * 2, "B": [[2.0]] * 2}), [[12]] * 2)
     run = config(2, "none", "gpipe")
-    measured = replace(run, parallel=replace(run.parallel, measured_costs=file))
+    planning = PlanSettings(measured_costs=file)
+    measured = replace(run, parallel=replace(run.parallel, planning=planning))
     [fitting] = [
         part for part in dry_run(run, gpu("RTX4090"), still_watch()) if "what would fit" in part
     ]
@@ -375,7 +376,8 @@ def test_what_would_fit_is_said_of_a_run_with_measured_costs(tmp_path: Path) -> 
 def test_without_time_the_dry_run_names_what_it_has_planned_and_says_so() -> None:
     stream = StringIO()
     run = config(schedule="auto", ranks=2)
-    run = replace(run, parallel=replace(run.parallel, advice_seconds=0.0))
+    planning = PlanSettings(advice_seconds=0.0)
+    run = replace(run, parallel=replace(run.parallel, planning=planning))
     text = "\n\n".join(dry_run(run, gpu("A100"), Watch(0.0, stream)))
     assert "not planned in work of about 0 s (--advice-seconds), with the least time that" in text
     assert "a longer search (--search-seconds) may find a faster plan" in text
@@ -389,7 +391,8 @@ def test_advice_takes_another_schedule_in_place_of_a_file(tmp_path: Path) -> Non
     file.write_text(make_plan("interleaved", "none", 2, 8, chunks=4).to_text())
     run = config(2, "none", "file")
     layers = LayerDistribution("explicit", counts=(3,) * 8)
-    run = replace(run, parallel=replace(run.parallel, schedule_file=file, layers=layers))
+    planning = PlanSettings(schedule_file=file)
+    run = replace(run, parallel=replace(run.parallel, planning=planning, layers=layers))
     run = asking(run, *f"--schedule-file {file} --layer-distribution 3,3,3,3,3,3,3,3".split())
     advice = report(run, "RTX4090").split("what would fit, the fastest first:\n")[1]
     named = re.findall(r"^  (--.*?): ", advice, re.MULTILINE)
@@ -442,7 +445,8 @@ def test_auto_shows_what_it_compared() -> None:
 def test_the_table_of_auto_agrees_with_what_it_takes(vocabulary: str, name: str) -> None:
     """Its order, its seconds and its words are those of the GPU."""
     run = config(2, vocabulary, "auto")
-    run = replace(run, parallel=replace(run.parallel, memory_limit=4.0))
+    planning = PlanSettings(zero_bubble_max_pending_backward=4.0)
+    run = replace(run, parallel=replace(run.parallel, planning=planning))
     run = on(run, name)  # whose seconds plans are made by
     plans = {c.schedule: c.run_plan for c in candidates(run)}
     forecasts = {s: forecast_run(run, found, gpu(name)) for s, found in plans.items()}

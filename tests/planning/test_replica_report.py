@@ -14,6 +14,7 @@ from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.command_line import parse
 from megatron.run.run_config import RunConfig
+from megatron.schedules.settings import PlanSettings
 from megatron.simulator.costs.collective_time import NETWORK_STEP
 from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.units import MEMORY, TIME
@@ -148,7 +149,8 @@ def test_what_would_fit_is_forecast_with_the_vocabulary_split() -> None:
     whole = forecast_run(config, make_run_plan(config), gpu("H100"))
     share = 0.9 * max(whole.outcome.peak) / gpu("H100").usable
     small = replace(gpu("H100"), memory=share * gpu("H100").memory)
-    patient = replace(config, parallel=replace(config.parallel, advice_seconds=1e6))
+    planning = PlanSettings(advice_seconds=1e6)
+    patient = replace(config, parallel=replace(config.parallel, planning=planning))
     text = "\n".join(dry_run(patient, small, still_watch()))
     assert re.search(r"^  --.*--pipeline-schedule \S+ --vocab-parallel vocab-2: ", text, re.M)
 

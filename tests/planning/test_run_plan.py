@@ -30,6 +30,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, plan_of_one
+from megatron.schedules.settings import PlanSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
 
@@ -46,6 +47,7 @@ def config(
     distribution: LayerDistribution | None = None,
     **parallel: Any,
 ) -> RunConfig:
+    planning = {name: parallel.pop(name) for name in vars(PlanSettings()) if name in parallel}
     redis = LayerDistribution("redis" if treatment == "redis" else "even")
     return RunConfig(
         model=ModelSettings.of(
@@ -68,6 +70,7 @@ def config(
             backend="gloo",
             timeout_minutes=1,
             layers=redis if distribution is None else distribution,
+            planning=PlanSettings(**planning),
             **parallel,
         ),
         train=TrainConfig(

@@ -22,6 +22,7 @@ from megatron.planning.run_plan import (
     only_rank_0_plans,
 )
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.settings import PlanSettings
 from megatron.training import prepare
 from megatron.training.agreement import run_digests
 from megatron.training.prepare import shared_plan
@@ -73,7 +74,8 @@ def test_the_plan_only_rank_0_plans_where_it_is_searched_for_so_long() -> None:
     assert not only_rank_0_plans(config_on_gpus(2, "none", "auto")), "compared by FLOPs"
     narrow = replace(compared, train=replace(compared.train, dtype=torch.float32))
     assert not only_rank_0_plans(narrow), "compared by FLOPs too"
-    assert only_rank_0_plans(replace(named, parallel=replace(named.parallel, search_seconds=3.0)))
+    limited = PlanSettings(search_seconds=3.0)
+    assert only_rank_0_plans(replace(named, parallel=replace(named.parallel, planning=limited)))
 
 
 def test_only_rank_0_searches_where_the_plan_only_rank_0_plans() -> None:

@@ -20,6 +20,7 @@ from megatron.run.edit import set_to
 from megatron.run.precision import NARROW_SUMS
 from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.settings import PlanSettings
 from megatron.simulator.costs.gpus import GIB, GPUS, USABLE, Gpu, gpu
 
 BASE = (
@@ -80,7 +81,8 @@ def test_the_same_question_has_the_same_answer_on_a_slower_machine() -> None:
 
 def test_without_time_nothing_is_tried_and_nothing_said_to_be_impossible() -> None:
     run = config(vocabulary="none", schedule="gpipe")
-    run = replace(run, parallel=replace(run.parallel, advice_seconds=0.0))
+    planning = PlanSettings(advice_seconds=0.0)
+    run = replace(run, parallel=replace(run.parallel, planning=planning))
     text = "\n\n".join(dry_run(run, gpu("RTX4090")))
     assert "nothing nearby fits" not in text, "it was not looked for"
     assert "no run that fits was found in work of about 0 s: the run itself holds" in text

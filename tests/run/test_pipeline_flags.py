@@ -76,7 +76,7 @@ def run(prefix: Path) -> Callable[..., Any]:
 )
 def test_schedules(run: Callable[..., Any], flags: str, schedule: str, limit: float | None) -> None:
     parallel = run(flags).parallel
-    assert (parallel.pipeline_schedule, parallel.memory_limit) == (schedule, limit)
+    assert (parallel.pipeline_schedule, parallel.planning.memory_limit) == (schedule, limit)
 
 
 @pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
@@ -89,7 +89,7 @@ def test_a_plan_of_a_file(run: Callable[..., Any], flags: str, tmp_path: Path) -
     file = tmp_path / "my.plan"
     file.write_text(make_plan("1f1b", "none", 2, 8).to_text())
     parallel = run(f"{flags}--schedule-file {file}").parallel
-    assert (parallel.pipeline_schedule, parallel.schedule_file) == ("file", file)
+    assert (parallel.pipeline_schedule, parallel.planning.schedule_file) == ("file", file)
 
 
 def test_all_that_does_not_fit_a_plan_of_a_file_is_told_at_once(
@@ -561,8 +561,8 @@ def test_the_gpu_that_is_asked_about(run: Callable[..., Any]) -> None:
     """Nothing is known of CPUs; the memory in a driver's name counts."""
     assert run().parallel.gpu is None
     assert run("--dry-run --bf16 --dry-run-gpu h100").parallel.gpu == GPUS["H100"]
-    assert run("--dry-run --bf16").parallel.advice_seconds == 20
-    assert run("--dry-run --bf16 --advice-seconds 5").parallel.advice_seconds == 5
+    assert run("--dry-run --bf16").parallel.planning.advice_seconds == 20
+    assert run("--dry-run --bf16 --advice-seconds 5").parallel.planning.advice_seconds == 5
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from megatron.data.batch_sizes import Rampup
 from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
 from megatron.flags.tree import changed as changed_in_tree
-from megatron.flags.tree import values_of
+from megatron.flags.tree import kinds_in, values_of
 from megatron.layers.recompute import Part, Recomputation
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
@@ -38,6 +38,7 @@ from megatron.training.rendezvous import Rendezvous, UserError
 CONFIG = TrainingJob(GPTOptions(num_layers=4, vocab_size=61), microbatches=6).config(
     Layout(2, "vocab-1")
 )
+PARTS = ["model", "parallel", "train", "optimizer", "data", "guard", "log", "checkpoint"]
 PLAN_DIGESTS = {
     "layers of the stages",
     "plan",
@@ -47,8 +48,7 @@ PLAN_DIGESTS = {
 
 
 def changed(part: str, **values: object) -> RunConfig:
-    of_part = dataclasses.replace(getattr(CONFIG, part), **values)
-    return dataclasses.replace(CONFIG, **{part: of_part})
+    return dataclasses.replace(CONFIG, **{part: changed_in_tree(getattr(CONFIG, part), **values)})
 
 
 def digests(config: RunConfig) -> dict[str, str]:
@@ -61,17 +61,20 @@ def differing(config: RunConfig) -> set[str]:
     return {name for name in one if one[name] != other[name]}
 
 
-def test_every_value_of_the_model_counts_and_is_named() -> None:
-    for name in values_of(CONFIG.model):
-        other = dataclasses.replace(CONFIG, model=changed_in_tree(CONFIG.model, **{name: "other"}))
-        assert differing(other) == {f"model.{name}"}
-
-
-@pytest.mark.parametrize("part", ["parallel", "train", "optimizer", "data", "log"])
+@pytest.mark.parametrize("part", PARTS)
 def test_every_value_of_the_configuration_counts(part: str) -> None:
     """Each is replaced by one that no flag could give."""
-    for field in dataclasses.fields(getattr(CONFIG, part)):
-        assert differing(changed(part, **{field.name: "other"})) == {f"{part}.{field.name}"}
+    for name in values_of(getattr(CONFIG, part)):
+        assert differing(changed(part, **{name: "other"})) == {f"{part}.{name}"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_name_stands_for_one_value(part: str) -> None:
+    own: Any = getattr(CONFIG, part)
+    kind: Any = type(own)
+    nodes = kinds_in(kind)
+    named = sum(len(dataclasses.fields(node)) for node in nodes) - (len(nodes) - 1)
+    assert len(values_of(own)) == named
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed import IndexedWriter
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.data.settings import DataSettings
+from megatron.data.settings import DataSettings, DocumentSettings
 from megatron.data.shares import Split
 from megatron.training.progress import Progress
 
@@ -31,7 +31,7 @@ def loader(corpus: Path, samples: int, seed: int = 1) -> MicrobatchLoader:
         data_cache_path=corpus.parent,
         seq_length=SEQUENCE,
         seed=seed,
-        eod_token=999,
+        resets=DocumentSettings(eod_token=999),
         blend=((1.0, corpus),),
     )
     train = build_datasets(config, (samples, 0, 0), 1000).train

@@ -17,7 +17,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
@@ -144,7 +144,7 @@ class BenchmarkCase:
             device=self.device,
             backend="nccl" if self.device == "cuda" else "gloo",
             timeout_minutes=10,
-            memory_limit=self.memory_limit,
+            planning=PlanSettings(zero_bubble_max_pending_backward=self.memory_limit),
             layers=LayerDistribution("redis" if treatment.redistributed else "even"),
             replicas=self._replica_config(),
         )
