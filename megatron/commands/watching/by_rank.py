@@ -1,17 +1,15 @@
 """Figures of ranks, and loads of experts, in the newest record of a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from megatron.commands.watching.record import Record, number
+from megatron.commands.watching.record import Record, mean_reasons, number
 
 MOST_BARS: Final = 512
 """Bars of a chart by rank; neighbouring ranks share one if there are more ranks."""
 
 MOST_LAYERS: Final = 256
 MOST_EXPERTS: Final = 1024
-
-REASONS: Final = "idle_by_reason"
 
 
 def ranks_json(ranks: Sequence[Record]) -> list[dict[str, Any]]:
@@ -32,16 +30,8 @@ def _bar(first: int, ranks: Sequence[Record]) -> dict[str, Any]:
         "reserved_memory": max(reserved, default=None),
         "idle": sum(idle) / len(idle) if idle else None,
         "least_idle": min(idle, default=None),
-        "reasons": _mean_reasons([own.get(REASONS) for own in ranks]),
+        "reasons": {name: share for name, share in mean_reasons(ranks).items() if share == share},
     }
-
-
-def _mean_reasons(parts: Sequence[object]) -> dict[str, float]:
-    """Return the mean share of every reason over the ranks that know their reasons."""
-    known = [own for own in parts if isinstance(own, Mapping) and own]
-    names = list(dict.fromkeys(name for own in known for name in own if isinstance(name, str)))
-    found = {name: _numbers(own.get(name) for own in known) for name in names[:8]}
-    return {name[:80]: sum(own) / len(known) for name, own in found.items() if own}
 
 
 def layers_json(layers: Sequence[Record]) -> list[dict[str, Any]]:

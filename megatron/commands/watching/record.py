@@ -5,7 +5,7 @@ no float holds count as unknown.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from math import isfinite, nan
 from typing import Any, Final
@@ -112,4 +112,19 @@ def _of_ranks(ranks: list[Record]) -> dict[str, float]:
         values["idle max"] = max(shares)
         values["idle min"], busiest = min(idle)
         values["busiest rank"] = number(ranks[busiest].get("rank"))
+    values |= {f"idle: {reason}": share for reason, share in mean_reasons(ranks).items()}
     return values
+
+
+def mean_reasons(ranks: Sequence[Record]) -> dict[str, float]:
+    """Return the mean idle share of every reason, over the ranks that know their reasons."""
+    sums: dict[str, float] = {}
+    known = 0
+    for rank in ranks:
+        reasons = rank.get("idle_by_reason")
+        if isinstance(reasons, dict) and reasons:
+            known += 1
+            for name, share in reasons.items():
+                if name in sums or len(sums) < _MOST_NAMED:
+                    sums[name] = sums.get(name, 0.0) + number(share)
+    return {word(name): total / known for name, total in sums.items()}

@@ -71,12 +71,13 @@ class Step:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Memory and idle time of one rank."""
+    """Memory and idle time of one rank; ``idle_by_reason`` has the parts of ``idle``."""
 
     rank: int
     peak_memory: int
     reserved_memory: int | None = None
     idle: float | None = None
+    idle_by_reason: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
