@@ -7,7 +7,7 @@ from typing import Final, Literal
 import numpy as np
 
 from megatron.commands.watching.run import Run
-from megatron.commands.watching.table import Table
+from megatron.commands.watching.table import Numbers, Table
 
 Form = Literal["number", "percent", "seconds", "bytes"]
 
@@ -40,7 +40,7 @@ class Chart:
         unit: of its values, as the axis tells it.
         form: of its values.
         columns: of a run's intervals, with their labels and looks.
-        prefixes: further columns whose names begin so.
+        prefix: further columns whose names begin so, unless they are always 0.
         logarithmic: whether the reader may ask for a logarithmic axis.
         promise: field of a plan that predicts it; empty: none does.
     """
@@ -50,7 +50,7 @@ class Chart:
     unit: str
     form: Form
     columns: tuple[tuple[str, str, Literal["line", "dots", "edge"]], ...] = ()
-    prefixes: tuple[str, ...] = ()
+    prefix: str = ""
     logarithmic: bool = False
     promise: str = ""
 
@@ -61,8 +61,8 @@ class Chart:
             if column in rows.names:
                 yield Curve(label, rows, column, look)
         for column in rows.names:
-            if any(column.startswith(prefix) for prefix in self.prefixes):
-                yield Curve(column, rows, column)
+            if self.prefix and column.startswith(self.prefix) and _is_known(rows.numbers(column)):
+                yield Curve(column.removeprefix(self.prefix), rows, column)
         if self.name == "loss":
             for data, evaluations in run.evaluations.items():
                 yield Curve(data, evaluations, "lm_loss", "dots")
@@ -72,7 +72,7 @@ CHARTS: Final = (
     Chart("loss", "Loss", "nats per token", "number", (("lm_loss", "training", "line"),),
           logarithmic=True),
     Chart("further", "Losses of further tokens", "nats per token", "number",
-          prefixes=("loss of token ",), logarithmic=True),
+          prefix="loss of ", logarithmic=True),
     Chart("rate", "Learning rate", "of the next step", "number", (("learning_rate", "", "line"),)),
     Chart("norm", "Gradient norm", "before clipping", "number", (("grad_norm", "", "line"),),
           logarithmic=True),
@@ -85,7 +85,7 @@ CHARTS: Final = (
           (("idle", "mean of the ranks", "line"), ("idle max", "idlest and busiest rank", "edge"),
            ("idle min", "idlest and busiest rank", "edge")), promise="idle"),
     Chart("reasons", "Idle by reason", "share of that time, mean of the ranks", "percent",
-          prefixes=("idle: ",)),
+          prefix="idle: "),
     Chart("memory", "Peak memory", "GiB since the start of the processes", "bytes",
           (("peak_memory max", "fullest rank", "line"),
            ("peak_memory min", "emptiest rank", "edge"),
@@ -100,7 +100,7 @@ CHARTS: Final = (
     Chart("zeros", "Zeros of the gradient", "of the last iteration", "number",
           (("num_zeros", "", "line"),)),
     Chart("router", "Losses of routers", "without their coefficients", "number",
-          prefixes=("router: ",)),
+          prefix="router: "),
     Chart("balance", "Busiest expert", "times the mean load of its layer", "number",
           (("expert_imbalance", "", "line"),)),
 )  # fmt: skip
@@ -108,6 +108,11 @@ CHARTS: Final = (
 
 FLAT: Final = ("batch", "skipped", "scale")
 """Charts that are shown only if a value changes: most runs have none worth a picture."""
+
+
+def _is_known(numbers: Numbers) -> bool:
+    """Whether some number is neither unknown nor 0."""
+    return bool((np.nan_to_num(numbers) != 0).any())
 
 
 def is_worth_showing(chart: Chart, curves: Iterable[Curve]) -> bool:

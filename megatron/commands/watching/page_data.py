@@ -7,7 +7,7 @@ pixels of the asked range.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -25,7 +25,10 @@ POINTS: Final = 2000
 MOST_RESTARTS: Final = 100
 """Restarts of a run that the page marks: the last ones."""
 
-_RECENT: Final = 100  # intervals over which the usual time of an iteration is taken
+RECENT: Final = 100
+"""Intervals over which usual values are taken."""
+
+_VARYING: Final = ("seconds_per_iteration", "tokens_per_second", "mfu", "idle")
 _SLOW: Final = 1.5  # times the usual time from which on an interval counts as slow
 _SLOWEST: Final = 5  # slow intervals that are listed
 
@@ -158,19 +161,22 @@ def _run_json(run: Run) -> dict[str, Any]:
             for own in run.restarts[-MOST_RESTARTS:]
         ],
         "totals": {name: float(np.nansum(rows.numbers(name))) for name in ("skipped", "nans")},
-        **_speed(run),
+        "usual": _usual(run),
+        "slow": _slow(run),
+        "busiest": _busiest(run),
         "ranks": ranks_json(run.ranks),
         "layers": layers_json(run.layers),
     }
 
 
-def _speed(run: Run) -> dict[str, Any]:
-    """Return the usual time of an iteration, slow intervals, and the rank that idles least."""
-    seconds = run.intervals.numbers("seconds_per_iteration")
-    known = np.isfinite(seconds)
-    recent = seconds[known][-_RECENT:]
-    usual = float(np.median(recent)) if len(recent) else nan
-    return {"usual_seconds": _known(usual), "slow": _slow(run), "busiest": _busiest(run)}
+def _usual(run: Run) -> dict[str, float | None]:
+    """Return the medians of figures that vary, over the last intervals that have them."""
+    found = {}
+    for name in _VARYING:
+        numbers = run.intervals.numbers(name)
+        recent = numbers[np.isfinite(numbers)][-RECENT:]
+        found[name] = float(np.median(recent)) if len(recent) else None
+    return found
 
 
 def _slow(run: Run) -> dict[str, Any]:

@@ -33,7 +33,10 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class Started:
-    """The start of the processes, which begin a run or go on with it."""
+    """The start of the processes, which begin a run or go on with it.
+
+    ``planned_idle`` is the idle share that the plan has by the costs for which it was made.
+    """
 
     time: datetime
     iteration: int
@@ -44,6 +47,7 @@ class Started:
     flops: int
     peak_tflops: float
     config: RunConfig
+    planned_idle: float | None = None
 
 
 @dataclass(frozen=True)

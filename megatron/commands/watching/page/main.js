@@ -94,11 +94,11 @@ function drawCharts(runs) {
   element("range").textContent = page.range ? page.range.map((place) => AXES[page.axis].tell(place)).join(" to ") : "";
 }
 
-/** The value of the plan for a chart, if a run that is shown has as many ranks; else null. */
+/** The value that a plan promises for a chart, or null: --plan for runs with as many ranks, or the own plan of the only run. */
 function promiseOf({ promise }, runs) {
   const plan = page.values.promise;
-  const isOwn = plan && promise in plan.figures && runs.some((run) => run.facts.world_size === plan.ranks);
-  return isOwn ? plan.figures[promise] : null;
+  if (plan && promise in plan.figures && runs.some((run) => run.facts.world_size === plan.ranks)) return plan.figures[promise];
+  return promise === "idle" && runs.length === 1 ? runs[0].facts.planned_idle ?? null : null;
 }
 
 /** Marks a place in all charts, and writes the values beside it in one of them. */

@@ -14,7 +14,7 @@ export function drawFigures(runs) {
   const figures = own ? [
     ["iteration", progress(own)], ["loss", text(own.newest.lm_loss, short)],
     ...Object.entries(own.evaluations).map(([name, { lm_loss }]) => [`${name} loss`, text(lm_loss, short)]),
-    ["an iteration", text(own.usual_seconds, FORMS.seconds.tell)], ["tokens/s", text(own.newest.tokens_per_second, whole)],
+    ["an iteration", text(own.usual.seconds_per_iteration, FORMS.seconds.tell)], ["tokens/s", text(own.newest.tokens_per_second, whole)],
     ["MFU", text(own.newest.mfu, percent)], ["idle", text(own.newest.idle, percent)],
     ["time left", left(own)]] : [];
   element("figures").replaceChildren(...figures.filter(([, value]) => value).map(([name, value]) =>
@@ -24,7 +24,7 @@ export function drawFigures(runs) {
 const progress = ({ iteration, facts }) => `${whole(iteration)}${text(facts.train_iters, (all) => ` of ${whole(all)}`)}`;
 
 /** The time to the last iteration at the usual speed, without saves and evaluations. */
-function left({ iteration, facts, usual_seconds: usual, has_ended: ended }) {
+function left({ iteration, facts, usual: { seconds_per_iteration: usual }, has_ended: ended }) {
   const missing = (facts.train_iters ?? 0) - iteration;
   return missing > 0 && usual !== null && !ended ? duration(missing * usual) : "";
 }
@@ -43,7 +43,7 @@ export function drawNewest(runs, madeAt) {
     ["loss, nats per token", newest("lm_loss", short)],
     ...sets.map((name) => [`${name} loss`, ({ evaluations }) => text(evaluations[name], ({ lm_loss, iteration }) => `${text(lm_loss, short)} (iteration ${whole(iteration)})`)]),
     ["learning rate", newest("learning_rate", short)], ["gradient norm", newest("grad_norm", short)],
-    ["s an iteration", newest("seconds_per_iteration", short)], ["the same, median of 100 records", (run) => text(run.usual_seconds, short)],
+    ["s an iteration", newest("seconds_per_iteration", short)], ["the same, median of 100 records", (run) => text(run.usual.seconds_per_iteration, short)],
     ["tokens/s", newest("tokens_per_second", whole)], ["TFLOP/s of a rank", newest("tflops_per_rank", short)], ["MFU", newest("mfu", percent)],
     ["idle, mean of the ranks", newest("idle", percent)],
     ["idle, least to most", ({ newest: own }) => text(own["idle min"], (least) => `${percent(least)} to ${percent(own["idle max"])}`)],
@@ -58,22 +58,25 @@ export function drawNewest(runs, madeAt) {
   fill("newest", table(["", ...runs.map((run) => run.title)], filled));
 }
 
-/** The plan's figures beside those of the runs with as many ranks. */
+/** The figures of --plan beside those of the runs with as many ranks, and the idle share that a run's own plan has. */
 export function drawPromised(promise, runs) {
   const own = promise ? runs.filter((run) => run.facts.world_size === promise.ranks) : [];
-  element("promised").hidden = !promise;
-  if (!promise) return;
-  const heading = `${promise.name}: ${promise.schedule}, ${whole(promise.ranks)} ranks.`;
-  element("promised-hint").textContent = own.length ? `${heading} Measured: the median of 100 records for times, the newest record for all else; behind it, measured over promised.` : `${heading} No run that is shown has as many ranks.`;
-  const measured = { seconds: (run) => run.usual_seconds, tokens_per_second: (run) => run.newest.tokens_per_second, mfu: (run) => run.newest.mfu, idle: (run) => run.newest.idle, bytes: (run) => run.newest["peak_memory max"] };
-  const names = { seconds: ["s an iteration", short], tokens_per_second: ["tokens/s", whole], mfu: ["MFU", percent], idle: ["idle", percent], bytes: ["peak memory, fullest rank", FORMS.bytes.tell] };
-  const rows = Object.entries(names).filter(([name]) => name in promise.figures).map(([name, [words, tell]]) => {
-    const expected = promise.figures[name];
-    const beside = own.map((run) => text(measured[name](run) ?? null, (value) => `${tell(value)}${expected ? ` (${(value / expected).toFixed(2)})` : ""}`));
-    return [words, tell(expected), ...beside];
-  });
-  const reasons = Object.entries(promise.reasons).map(([name, seconds]) => [`of that: ${name}`, `${time(seconds, true)}, ${percent(seconds / promise.figures.seconds)}`, ...own.map(() => "")]);
-  fill("promised-table", table(["", "promised", ...own.map((run) => run.title)], [...rows, ...reasons]));
+  const planned = runs.filter((run) => typeof run.facts.planned_idle === "number" && run.usual.idle !== null);
+  element("promised").hidden = !promise && !planned.length;
+  const measured = "Measured: medians of the last 100 records; memory of the newest one.";
+  element("promised-hint").textContent = promise && !own.length ? `${promise.name} is for ${whole(promise.ranks)} ranks; no run that is shown has as many.`
+    : promise ? `${promise.name}: ${promise.schedule}, ${whole(promise.ranks)} ranks. ${measured} In parentheses: measured over promised.` : measured;
+  const shown = own.length ? own : planned;
+  const names = {
+    seconds: ["s an iteration", short, (run) => run.usual.seconds_per_iteration], tokens_per_second: ["tokens/s", whole, (run) => run.usual.tokens_per_second],
+    mfu: ["MFU", percent, (run) => run.usual.mfu], idle: ["idle", percent, (run) => run.usual.idle],
+    bytes: ["peak memory, fullest rank", FORMS.bytes.tell, (run) => run.newest["peak_memory max"]],
+  };
+  const rows = Object.entries(names).filter(([name]) => promise && name in promise.figures).map(([name, [words, tell, of]]) =>
+    [words, tell(promise.figures[name]), ...shown.map((run) => text(of(run), (value) => `${tell(value)} (${short(value / promise.figures[name])})`))]);
+  const plans = planned.length ? [["idle by the run's own plan", "", ...shown.map((run) => text(run.facts.planned_idle, (share) => `${percent(share)}; measured ${text(run.usual.idle, percent)}`))]] : [];
+  const reasons = Object.entries(promise?.reasons ?? {}).map(([name, seconds]) => [`seconds of ${name}`, `${short(seconds)}, ${percent(seconds / promise.figures.seconds)}`, ...shown.map(() => "")]);
+  fill("promised-table", table(["", promise ? "promised" : "", ...shown.map((run) => run.title)], [...rows, ...plans, ...reasons]));
 }
 
 export function drawRestarts(runs) {
