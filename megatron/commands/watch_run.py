@@ -26,8 +26,9 @@ with in_environment():
     from megatron.flags.command import read
     from megatron.flags.declare import flag, positional
     from megatron.flags.groups import Flags
-    from megatron.flags.readable import told_as_error
+    from megatron.flags.readable import readable, told_as_error
     from megatron.native.files import write_text
+    from megatron.schedules.counted import counted
 
 PORT: Final = 8018
 _LAST_PORT: Final = 65535
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         files = records_files(options.runs, may_come=options.output is None)
         watched = Watched(files, _promise(options.plan))
         if options.output is not None:
+            _check_output(options.output, [file.path for file in files])
             _write(watched, options.output)
             return
         server = make_server((options.serve or (PORT,))[0], watched)
@@ -95,15 +97,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         watched.close()
 
 
+def _check_output(output: Path, inputs: Sequence[Path]) -> None:
+    """Refuse to write the page over records.
+
+    Raises:
+        ValueError: the page would take the place of a file that it shows.
+    """
+    if output.resolve() in {path.resolve() for path in inputs}:
+        raise ValueError(f"--output {output}: this file holds the records: give another name")
+
+
 def _write(watched: Watched, output: Path) -> None:
     """Write the page into a file."""
     watched.read_all()
     values = watched.data(View())
     write_text(output, static_page(values))
     for note in values["notes"]:
-        print(f"note: {note}")
+        print(f"note: {readable(note)}")
     runs, records = len(values["runs"]), values["records"]
-    print(f"wrote {output}: {runs} {'run' if runs == 1 else 'runs'}, {records:,} records")
+    print(readable(f"wrote {output}: {counted(runs, 'run')}, {counted(records, 'record')}"))
 
 
 def _promise(path: Path | None) -> Promise | None:
