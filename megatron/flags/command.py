@@ -156,7 +156,7 @@ def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequ
     All that are left are values of the last place, if it repeats.
     """
     if places and places[-1].facts.repeats:
-        places = [*places, *places[-1:] * (len(loose) - len(places))]
+        places = [*places, *[places[-1]] * (len(loose) - len(places))]
     for own, word in zip(places, loose, strict=False):
         found.take(own, [word], as_written(own.option, [word]))
     if left := " ".join(loose[len(places) :]):

@@ -78,7 +78,7 @@ def test_curves_are_those_of_another_way_to_read(records: Sequence[dict[str, Any
 
 
 def test_every_figure_of_a_record_is_on_the_page(tmp_path: Path) -> None:
-    more = {
+    more: dict[str, Any] = {
         "loss_scale": 1024.0, "params_norm": 7.0, "num_zeros": 5, "mtp_losses": [3.0, 4.0],
         "layer_losses": {"z_loss": 0.5}, "expert_imbalance": 1.5, "skipped": 2, "nans": 1,
         "global_batch_size": 32, "seconds_in_saves": 3.0,

@@ -22,6 +22,9 @@ Axis = Literal["iteration", "tokens", "hours"]
 POINTS: Final = 2000
 """Points of a curve at most."""
 
+_OF_CHART: Final = 8 * POINTS  # points of all runs in a chart; of more runs, each has fewer
+_FEWEST: Final = 400
+
 MOST_RESTARTS: Final = 100
 """Restarts of a run that the page marks: the last ones."""
 
@@ -72,13 +75,19 @@ def page_data(runs: Sequence[Run], view: View) -> dict[str, Any]:
     shown = [own for own in CHARTS if is_worth_showing(own, chain(*curves[own.name]))]
     ranges = {axis: _extent(runs, axis) for axis in get_args(Axis)}
     ends = _within(ranges[view.axis], view)
+    columns = min(view.points, max(_FEWEST, _OF_CHART // max(1, len(runs)))) // KEPT
     return {
         "axis": view.axis,
         "ranges": ranges,
         "charts": [_chart_json(chart) for chart in shown],
         "runs": [
             _run_json(run)
-            | {"curves": {own.name: _drawn(curves[own.name][at], view, ends) for own in shown}}
+            | {
+                "curves": {
+                    own.name: _drawn(curves[own.name][at], view.axis, ends, columns)
+                    for own in shown
+                }
+            }
             for at, run in enumerate(runs)
         ],
     }
@@ -104,18 +113,20 @@ def _within(extent: Sequence[float], view: View) -> tuple[float, float]:
     return (low, high) if low < high else (view.low, view.high)
 
 
-def _drawn(curves: Iterable[Curve], view: View, ends: Sequence[float]) -> list[dict[str, Any]]:
+def _drawn(
+    curves: Iterable[Curve], along: Axis, ends: Sequence[float], columns: int
+) -> list[dict[str, Any]]:
     """Return the points of curves; those without a number are left out."""
     drawn = []
     for curve in curves:
         y = curve.table.numbers(curve.column)
         axes = {axis: curve.table.numbers(axis) for axis in get_args(Axis)}
-        known = np.isfinite(y) & np.isfinite(axes[view.axis])
+        known = np.isfinite(y) & np.isfinite(axes[along])
         y, axes = y[known], {axis: own[known] for axis, own in axes.items()}
         if not len(y):
             continue
-        x = np.maximum.accumulate(axes[view.axis])  # a clock may have been set back
-        kept = thinned(x, y, ends[0], ends[1], view.points // KEPT)
+        x = np.maximum.accumulate(axes[along])  # a clock may have been set back
+        kept = thinned(x, y, ends[0], ends[1], columns)
         drawn.append(
             {
                 "label": curve.label,

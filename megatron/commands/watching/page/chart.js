@@ -93,7 +93,7 @@ export class ChartView {
       x: (place) => LEFT + (place - from) / (to - from) * (width - LEFT - RIGHT),
       place: (pixel) => from + (Math.min(Math.max(pixel, LEFT), width - RIGHT) - LEFT) / (width - LEFT - RIGHT) * (to - from),
       y: (value) => foot - share(value) * size,
-      marks: marks.map((mark) => mark / factor), places: ticks(from, to, (width - LEFT - RIGHT) / 70),
+      marks: marks.map((mark) => mark / factor), places: ticks(from, to, (width - LEFT - RIGHT) / 55),
     };
   }
 

@@ -4,7 +4,7 @@ import { percent, short, ticks, time } from "./words.js";
 
 /** For a form of values: the factor of the axis, and the words of a value. */
 export const FORMS = {
-  number: { factor: 1, tell: (value) => Math.abs(value) >= 1e6 ? whole(value) : short(value) },
+  number: { factor: 1, tell: (value) => Math.abs(value) >= 1e4 ? whole(value) : short(value) },
   percent: { factor: 100, tell: percent },
   seconds: { factor: 1, tell: (value) => time(value, true) },
   bytes: { factor: 2 ** -30, tell: (value) => `${short(value * 2 ** -30)} GiB` },
