@@ -17,6 +17,7 @@ from typing import Final
 from megatron.commands.environment import in_environment
 
 with in_environment():
+    from megatron.commands.progress import under_way
     from megatron.commands.watching.page_data import View
     from megatron.commands.watching.promise import Promise
     from megatron.commands.watching.server import make_server
@@ -109,13 +110,18 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
 
 def _write(watched: Watched, output: Path) -> None:
     """Write the page into a file."""
-    watched.read_all()
+    with under_way("reading the records"):
+        watched.read_all()
     values = watched.data(View())
     write_text(output, static_page(values))
     for note in values["notes"]:
         print(f"note: {readable(note)}")
     runs, records = len(values["runs"]), values["records"]
-    print(readable(f"wrote {output}: {counted(runs, 'run')}, {counted(records, 'record')}"))
+    print(
+        readable(
+            f"wrote {output}: {counted(runs, 'run')}, {counted(records, 'record', grouped=True)}"
+        )
+    )
 
 
 def _promise(path: Path | None) -> Promise | None:

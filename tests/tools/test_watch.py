@@ -20,7 +20,7 @@ from megatron.commands.watching.page_data import POINTS, Axis, View, page_data
 from megatron.commands.watching.record import number, record_of
 from megatron.commands.watching.records_file import MOST_RUNS, RecordsFile
 from megatron.commands.watching.run import Run
-from megatron.commands.watching.table import KEPT, Table, thinned
+from megatron.commands.watching.table import KEPT, MOST_COLUMNS, Table, thinned
 from megatron.commands.watching.watched import Watched
 from megatron.training.metrics.json_lines import JsonLines
 from tools.watch_records import evaluation, interval, lines, plainly_read, record, start, write
@@ -345,6 +345,14 @@ def test_a_table_keeps_the_later_of_two_rows() -> None:
     assert table.numbers("x")[:2].tolist() == [1.0, 4.0]
     assert isnan(table.newest("x"))
     assert np.isnan(table.numbers("y")[:2]).all()
+
+
+def test_a_table_has_a_bounded_number_of_columns() -> None:
+    table = Table()
+    for iteration in range(MOST_COLUMNS + 5):
+        table.put(iteration, {f"name {iteration}": 1.0})
+    assert table.names == [f"name {at}" for at in range(MOST_COLUMNS)]
+    assert len(table.numbers("name 0")) == MOST_COLUMNS + 5
 
 
 def test_a_line_of_a_record_is_read_as_json_reads_it() -> None:

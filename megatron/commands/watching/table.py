@@ -19,6 +19,9 @@ Indices = npt.NDArray[np.int64]
 KEPT: Final = 4
 """Rows of a column of pixels that are kept at most."""
 
+MOST_COLUMNS: Final = 100
+"""Columns of a table; names that come up later are left out, because records may name anything."""
+
 
 class Table:
     """Rows in the order of their iterations; of two rows with one iteration, the later one counts.
@@ -46,7 +49,7 @@ class Table:
         if self.iterations and self.iterations[-1] >= iteration:
             self.cut(iteration - 1)
         for name in values:
-            if name not in self._columns:
+            if name not in self._columns and len(self._columns) < MOST_COLUMNS:
                 self._columns[name] = array("d", [nan]) * len(self)
         self.iterations.append(iteration)
         for name, column in self._columns.items():

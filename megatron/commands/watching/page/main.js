@@ -6,7 +6,7 @@ import { AXES, whole } from "./forms.js";
 import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, stateOf } from "./parts.js";
 import { debounced, element, made, percent } from "./words.js";
 
-const PAUSE = 2000; // milliseconds between two questions for what is new
+const PAUSE = 2000; // milliseconds at least between two questions for what is new
 const SHOWN_FIRST = 8; // runs of a page that are shown before the reader chooses
 
 const feed = openFeed();
@@ -15,7 +15,16 @@ const page = { axis: "iteration", range: null, log: false, hidden: null, values:
 readAddress();
 listen();
 await refresh();
-if (feed.isLive) setInterval(() => { if (!document.hidden) refresh(page.values?.version ?? null); }, PAUSE);
+if (feed.isLive) follow(PAUSE);
+
+/** Asks for what is new, again and again. A server that takes long to answer is asked less often. */
+function follow(pause) {
+  setTimeout(async () => {
+    const begun = performance.now();
+    if (!document.hidden) await refresh(page.values?.version ?? null);
+    follow(Math.max(PAUSE, 10 * (performance.now() - begun)));
+  }, pause);
+}
 
 /** Asks for the values of what is seen; `seen` is the version that the page has, if nothing else changes. */
 async function refresh(seen = null) {
