@@ -6,6 +6,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
+from hypothesis import strategies as st
+
 SEQ_LENGTH: Final = 64
 BATCH: Final = 16
 
@@ -66,6 +68,20 @@ def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
 def write(path: Path, *records: Mapping[str, Any]) -> Path:
     path.write_bytes(lines(records))
     return path
+
+
+EVENTS: Final = st.one_of(
+    st.builds(start, st.integers(0, 30), st.sampled_from("ab")),
+    st.builds(
+        lambda at, run, loss: interval(at, run, lm_loss=loss),
+        st.integers(0, 30), st.sampled_from("ab"), st.none() | st.floats(-9, 9),
+    ),
+    st.builds(
+        lambda at, run, loss: evaluation(at, run, lm_loss=loss),
+        st.integers(0, 30), st.sampled_from("ab"), st.floats(-9, 9),
+    ),
+)  # fmt: skip
+"""Starts, intervals and evaluations of two runs, in no order that a run would have."""
 
 
 def plainly_read(
