@@ -56,7 +56,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
-    package_data={"": ["*.cpp", "py.typed", "table.txt"]},
+    package_data={"": ["*.cpp", "py.typed", "table.txt", "page/*"]},
     ext_modules=[as_built_here(*own) for own in built_here()],
     py_modules=["pretrain_gpt"],
     entry_points={
@@ -64,6 +64,7 @@ setup(
             "pretrain-gpt = pretrain_gpt:main",
             "plan-pretraining = megatron.commands.plan_pretraining:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
+            "watch-run = megatron.commands.watch_run:main",
             "draw-schedule = megatron.commands.draw_schedule:main",
             "preprocess-data = megatron.commands.preprocess_data:main",
             "convert-checkpoint = megatron.commands.convert_checkpoint:main",

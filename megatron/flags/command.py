@@ -151,7 +151,12 @@ def _meant(option: str, names: Mapping[str, Declaration]) -> Mapping[str, Declar
 
 
 def _put_in_place(found: SortedWords, places: Sequence[Declaration], loose: Sequence[str]) -> None:
-    """Take the words without a flag, in order, as the values that are told by their place."""
+    """Take the words without a flag, in order, as the values that are told by their place.
+
+    All that are left are values of the last place, if it repeats.
+    """
+    if places and places[-1].facts.repeats:
+        places = [*places, *[places[-1]] * (len(loose) - len(places))]
     for own, word in zip(places, loose, strict=False):
         found.take(own, [word], as_written(own.option, [word]))
     if left := " ".join(loose[len(places) :]):

@@ -132,9 +132,12 @@ def spelled(default: T, *spellings: Spelling) -> T:
     return dataclasses.field(default=default, metadata={"spellings": spellings})
 
 
-def positional(help: str, metavar: str) -> Any:
-    """Declare a word that is told by its place; ``metavar`` is its name, in capitals."""
-    return required(help, place=metavar, metavar=metavar)
+def positional(help: str, metavar: str, **facts: Any) -> Any:
+    """Declare a word that is told by its place; ``metavar`` is its name, in capitals.
+
+    Only the last of these words may be one that ``repeats``.
+    """
+    return required(help, place=metavar, metavar=metavar, **facts)
 
 
 def option_of(name: str) -> str:

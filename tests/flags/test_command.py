@@ -51,6 +51,15 @@ class WallFlags:
 
 
 @dataclass(frozen=True)
+class FenceFlags:
+    """Fences."""
+
+    garden: str = positional("Where they stand.", "GARDEN")
+    boards: tuple[Path, ...] = positional("Their boards.", "BOARD", repeats=True)
+    wet: bool = flag(False, "Already.")
+
+
+@dataclass(frozen=True)
 class RoofFlags:
     """A roof."""
 
@@ -154,6 +163,21 @@ def test_a_flag_leaves_to_places_what_it_does_not_take() -> None:
     assert mistakes("--quite a", WallFlags) == ["--quite is no flag: see --help"]
     assert mistakes("-x b", WallFlags) == [
         "HOUSE -x: no value begins with '-'; a file of this name is ./-x"
+    ]
+
+
+@pytest.mark.parametrize("words", ["g a b c", "g a --wet b c", "--wet g a b c"])
+def test_the_last_place_takes_all_words_that_are_left_if_it_repeats(words: str) -> None:
+    found = reading(words.split(), (FenceFlags,))
+    assert not found.mistakes
+    assert found.flags[FenceFlags].boards == (Path("a"), Path("b"), Path("c"))
+    assert found.flags[FenceFlags].wet == ("--wet" in words)
+
+
+def test_a_place_that_repeats_has_one_word_at_least() -> None:
+    assert mistakes("g", FenceFlags) == ["BOARD is missing: Their boards."]
+    assert mistakes("g a -x", FenceFlags) == [
+        "BOARD -x: no value begins with '-'; a file of this name is ./-x"
     ]
 
 

@@ -21,7 +21,8 @@ from megatron.native.extensions import EXTENSIONS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
-SHIPPED: Final = (".py", ".cpp", ".txt", ".typed")
+PAGES: Final = (".css", ".html", ".js", ".svg")
+SHIPPED: Final = (".py", ".cpp", ".txt", ".typed", *PAGES)
 WRITES_NOTHING: Final = 'for word; do [ "$last" != -o ] || : >"$word"; last=$word; done'
 """A compiler whose output is empty."""
 
@@ -194,6 +195,15 @@ def test_installed_commands_make_data_convert_a_model_and_generate(
     first, again = (load_file(tmp_path / f / "model.safetensors") for f in ("theirs", "again"))
     assert first.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+def test_an_installed_page_of_runs_is_whole(installed: Path, tmp_path: Path) -> None:
+    records = tmp_path / "run.jsonl"
+    records.write_text('{"event": "start", "run": "a", "iteration": 0}\n')
+    words = (str(records), "-o", str(tmp_path / "run.html"))
+    done = run(str(installed / "bin/watch-run"), *words, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert "class ChartView" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_the_installed_training_lists_its_flags(installed: Path) -> None:

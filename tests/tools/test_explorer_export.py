@@ -17,7 +17,7 @@ import pytest
 from harness.serving import serving
 
 from tools.explore import main
-from tools.explorer.export import PAGE, PYODIDE_FILES, ROOT, write_archive
+from tools.explorer.export import PYODIDE_FILES, ROOT, page_files, write_archive
 from tools.explorer.interface import answer
 from tools.explorer.server import (
     LARGEST,
@@ -85,10 +85,10 @@ def test_the_archive_has_only_modules_that_are_needed(tmp_path: Path) -> None:
 def test_the_folder_has_all_that_the_page_asks_for(tmp_path: Path, pyodide: Path) -> None:
     main(["--export", str(tmp_path / "site"), "--pyodide", str(pyodide)])
     written = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*")}
-    own = {path.name for path in PAGE.iterdir()}
+    own = {path.name for path in page_files()}
     parts = {"engine.json", "python.zip", "pyodide", *(f"pyodide/{name}" for name in PYODIDE_FILES)}
     assert written == own | parts
-    text = "".join(path.read_text(encoding="utf-8") for path in PAGE.iterdir())
+    text = "".join(path.read_text(encoding="utf-8") for path in page_files())
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "https://" not in text
 
@@ -134,11 +134,12 @@ def fetch(
 
 
 def test_the_server_gives_the_page_and_the_same_answers(connection: HTTPConnection) -> None:
-    for path in PAGE.iterdir():
+    for path in page_files():
         status, kind, content = fetch(connection, f"/{path.name}")
         assert (status, content) == (200, path.read_bytes())
         assert path.suffix != ".js" or "javascript" in kind  # browsers refuse modules otherwise
-    assert fetch(connection, "/")[2] == (PAGE / "index.html").read_bytes()
+    [index] = (path for path in page_files() if path.name == "index.html")
+    assert fetch(connection, "/")[2] == index.read_bytes()
     assert json.loads(fetch(connection, "/engine.json")[2]) == {"engine": "server"}
     request = json.dumps({"action": "simulate", "case": CASES["usual"]})
     status, _, content = fetch(connection, "/explore", request)

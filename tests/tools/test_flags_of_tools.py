@@ -11,7 +11,7 @@ from megatron.flags.checks import value_mistakes
 from megatron.flags.groups import all_declarations
 
 COMMANDS = (
-    *("simulate_schedule", "draw_schedule"),
+    *("simulate_schedule", "draw_schedule", "watch_run"),
     *("convert_checkpoint", "generate_text", "preprocess_data"),
 )
 TOOLS = (

@@ -17,6 +17,9 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = Path(__file__).resolve().parent / "page"
+SHARED: Final = ROOT / "megatron/commands/page"
+"""Files of pages that the package installs too."""
+
 ENTRY: Final = "tools.explorer.interface"
 OWN: Final = ("megatron", "tools")
 """Packages that go into the archive; what else is imported is of the standard library."""
@@ -56,7 +59,7 @@ def export(folder: Path, pyodide: Path | None = None) -> None:
 
 def page_files() -> list[Path]:
     """Return the files of the page."""
-    return sorted(path for path in PAGE.iterdir() if path.is_file())
+    return sorted(path for folder in (PAGE, SHARED) for path in folder.iterdir() if path.is_file())
 
 
 def write_archive(path: Path) -> None:

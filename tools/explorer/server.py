@@ -4,15 +4,14 @@ Only the last request of a tab's channel matters: a newer one ends the search of
 """
 
 import json
-import re
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from mimetypes import guess_type
 from threading import Event, Lock
 from typing import Any, Final
 
+from megatron.commands.local_server import JSON, LocalHandler, bound
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.ways_folder import WaysFolder
 from tools.explorer.export import page_files
@@ -23,8 +22,6 @@ LARGEST: Final = 64 << 20
 """Bytes of the largest request: a recorded timeline."""
 
 _ENGINE: Final = json.dumps({"engine": "server"}).encode()
-_JSON: Final = "application/json"
-_THIS_MACHINE: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 _DIGITS: Final = 18  # of a number of bytes; one that has more is larger than LARGEST
 
 
@@ -104,13 +101,7 @@ def make_server(port: int, ways: WaysFolder | None = None) -> ThreadingHTTPServe
     Raises:
         ValueError: there is no such port, or it is taken.
     """
-    try:
-        handler = partial(_Handler, Channels(ways).answer)
-        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"--port {port}: {error}: give another, or 0 for any") from error
-    server.daemon_threads = True
-    return server
+    return bound(port, partial(_Handler, Channels(ways).answer), "--port")
 
 
 def _number_of_bytes(text: str | None) -> int | None:
@@ -120,7 +111,7 @@ def _number_of_bytes(text: str | None) -> int | None:
     return int(text) if len(text) <= _DIGITS else LARGEST + 1
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler, BaseHTTPRequestHandler):
     """Answers one connection.
 
     Args:
@@ -128,30 +119,28 @@ class _Handler(BaseHTTPRequestHandler):
         connection: what the server hands over.
     """
 
-    protocol_version = "HTTP/1.1"
-
     def __init__(self, answered: Callable[[str, str], str], *connection: Any) -> None:
         self._answered = answered
         super().__init__(*connection)  # answers all of its requests
 
     def do_GET(self) -> None:
-        if self._is_foreign():
+        if self.is_foreign():
             return
         name = self.path.split("?")[0].lstrip("/") or "index.html"
         if name == "engine.json":
-            self._send(_ENGINE, _JSON)
+            self.send(_ENGINE, JSON)
             return
         file = next((file for file in page_files() if file.name == name), None)
         if file is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        self._send(file.read_bytes(), guess_type(name)[0] or "application/octet-stream")
+        self.send_file(file)
 
     def do_POST(self) -> None:
-        if self._is_foreign():
+        if self.is_foreign():
             return
         # Pages of other sites cannot send this type without asking, and are not answered.
-        if self.path != "/explore" or self.headers.get("Content-Type") != _JSON:
+        if self.path != "/explore" or self.headers.get("Content-Type") != JSON:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         length = _number_of_bytes(self.headers.get("Content-Length"))
@@ -165,30 +154,4 @@ class _Handler(BaseHTTPRequestHandler):
             return
         text = self.rfile.read(length).decode("utf-8", "replace")
         channel = self.headers.get("X-Channel", "")
-        self._send(self._answered(channel, text).encode(), _JSON)
-
-    def _is_foreign(self) -> bool:
-        """Refuse a request for another host; return whether it was one.
-
-        A page of another site may make a name of its own mean this machine. Browsers then take
-        our answers for that site's, and let it read them.
-        """
-        if _THIS_MACHINE.fullmatch(self.headers.get("Host", "")):
-            return False
-        told = "this server answers to the names localhost, 127.0.0.1 and [::1] alone"
-        self.send_error(HTTPStatus.MISDIRECTED_REQUEST, explain=told)
-        return True
-
-    def _send(self, content: bytes, kind: str) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        try:
-            self.end_headers()
-            self.wfile.write(content)
-        except ConnectionError:  # the reader has left, or asks something else
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal shows the address."""
+        self.send(self._answered(channel, text).encode(), JSON)

@@ -1,9 +1,14 @@
 """Describes a run before its first iteration, and makes the meter that times it."""
 
+from typing import Final
+
 from megatron.model.flops import iteration_flops
 from megatron.planning.links_in_words import links_in_words
+from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import described
 from megatron.run.run_config import RunConfig
+from megatron.simulator.compare import idle
+from megatron.simulator.simulate import simulate
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter
@@ -11,6 +16,9 @@ from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
 from megatron.training.progress import Progress, total_iterations
 from megatron.training.setup import TrainState
+
+MOST_PASSES: Final = 20_000
+"""Passes of the largest plan that is simulated for a record, which takes a rank about a second."""
 
 
 def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -> Meter:
@@ -44,10 +52,21 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
         flops=flops,
         peak_tflops=peak.tflops,
         config=config,
+        planned_idle=planned_idle(state.run_plan) if log.wants_ranks else None,
     )
     log.write(started)
     with_ranks = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
     return Meter(started, groups, log, with_ranks=with_ranks)
+
+
+def planned_idle(run_plan: RunPlan) -> float | None:
+    """Return the idle share that a plan has by the costs for which it was made.
+
+    ``None``: the plan has more than ``MOST_PASSES`` passes.
+    """
+    if sum(map(len, run_plan.plan.rows)) > MOST_PASSES:
+        return None
+    return idle(simulate(run_plan.program, run_plan.costs))
 
 
 def _parameters(config: RunConfig, state: TrainState) -> tuple[list[int], int]:

@@ -20,7 +20,7 @@ from megatron.training.layer_figures import LayerReport, mean_of
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.log_line import memory_line
 from megatron.training.metrics.peak_memory import peak_memory
-from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
+from megatron.training.metrics.rank_figures import gather_figures, pass_times
 from megatron.training.metrics.records import (
     Ended,
     Interval,
@@ -180,7 +180,7 @@ class Meter:
         if not self._with_ranks:
             return ()
         recorder = self._recorders.pop(number, None)
-        passes = None if recorder is None else busy_and_elapsed(recorder)
+        passes = None if recorder is None else pass_times(recorder)
         return gather_figures(self._groups, peak_memory(self._groups.device), passes)
 
     def _step(self, finished: Finished, seconds: float) -> Step:

@@ -4,31 +4,59 @@ A rank's idle share is measured in the last iteration of an interval. It is the 
 the passes in which the rank runs no pass. The time of the passes lasts, on one rank, from its first
 wait or pass to the end of its last pass; the longest time of all ranks counts. Ranks begin an
 iteration together, so their clocks need not agree.
+
+The idle share has parts by reason, which add up to it. ``stages``, ``vocabulary``, ``replicas`` and
+``copies`` are waits for a message of another stage, a collective of the vocabulary, gradients or
+parameters of replicas, and a copy to or from the host. In ``end`` the rank is done and others are
+not. ``other`` is the rest: the host issues a pass late.
 """
 
+from collections.abc import Sequence
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from megatron.parallel.groups import Groups
 from megatron.runtime.timeline import Recorder
+from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, STAGE_KINDS
+from megatron.simulator.simulate import Span
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.records import RankFigures
 
 _UNKNOWN: Final = -1.0
 
+WAITS: Final = ("stages", "vocabulary", "replicas", "copies")
+"""Reasons for which a rank waits."""
 
-def busy_and_elapsed(recorder: Recorder) -> tuple[float, float] | None:
-    """Return the seconds in which this rank ran passes, and the seconds since its first wait.
+_REASONS: Final = {
+    **dict.fromkeys(STAGE_KINDS, "stages"),
+    **dict.fromkeys(REPLICA_KINDS, "replicas"),
+    **dict.fromkeys(HOST_KINDS, "copies"),
+}
+"""Kind of communication -> reason of a wait for it; all other kinds are of the vocabulary."""
+
+
+class PassTimes(NamedTuple):
+    """Seconds of one rank in one iteration.
+
+    Attributes:
+        busy: in which the rank ran passes.
+        elapsed: from its first wait or pass to the end of its last pass.
+        waits: in which it waited within that time, for each of ``WAITS``.
+    """
+
+    busy: float
+    elapsed: float
+    waits: tuple[float, ...] = (0.0,) * len(WAITS)
+
+
+def pass_times(recorder: Recorder) -> PassTimes | None:
+    """Return the times of the passes of this rank; ``None`` if no pass was observed.
 
     Args:
         recorder: has observed one iteration. If the iteration was abandoned and run again
             (post-validation), the second run counts. On CUDA this function waits for the device.
-
-    Returns:
-        Both times, to the end of the last pass; the second time begins with the first wait or pass.
-        ``None`` if no pass was observed.
     """
     spans = recorder.spans()
     passes = [span for span in spans if span.lane == "compute"]
@@ -38,22 +66,34 @@ def busy_and_elapsed(recorder: Recorder) -> tuple[float, float] | None:
     abandoned, passes = passes[:again], passes[again:]
     after = max((span.end for span in abandoned), default=-inf)
     begin = min(span.start for span in spans if span.lane != "comm" and span.start >= after)
+    end = max(span.end for span in passes)
     busy = sum(span.end - span.start for span in passes)
-    return busy, max(span.end for span in passes) - begin
+    waits = [span for span in spans if span.lane == "wait" and begin <= span.start < end]
+    return PassTimes(busy, end - begin, _by_reason(waits, end))
+
+
+def _by_reason(waits: Sequence[Span], end: float) -> tuple[float, ...]:
+    """Return the seconds of waits before ``end``, for each of ``WAITS``."""
+    found = dict.fromkeys(WAITS, 0.0)
+    for wait in waits:
+        found[_REASONS.get(wait.kind, "vocabulary")] += min(wait.end, end) - wait.start
+    return tuple(found.values())
 
 
 def gather_figures(
-    groups: Groups, memory: PeakMemory, passes: tuple[float, float] | None
+    groups: Groups, memory: PeakMemory, passes: PassTimes | None
 ) -> tuple[RankFigures, ...]:
     """Return the figures of all ranks, on every rank; every rank calls it.
 
-    ``passes`` is the result of ``busy_and_elapsed`` on this rank.
+    ``passes`` is the result of ``pass_times`` on this rank.
     """
     hosts = groups.world_hosts
-    busy, elapsed = passes or (_UNKNOWN, _UNKNOWN)
+    busy, elapsed, waits = passes or PassTimes(_UNKNOWN, _UNKNOWN)
     reserved = _UNKNOWN if memory.reserved is None else float(memory.reserved)
-    figures = torch.zeros(hosts.size, 4, dtype=torch.float64)
-    figures[hosts.rank] = torch.tensor([memory.held, reserved, busy, elapsed], dtype=torch.float64)
+    figures = torch.zeros(hosts.size, 4 + len(WAITS), dtype=torch.float64)
+    figures[hosts.rank] = torch.tensor(
+        [memory.held, reserved, busy, elapsed, *waits], dtype=torch.float64
+    )
     hosts.all_reduce(figures)  # one message, where gathering objects would take two
     longest = float(figures[:, 3].max())
     return tuple(
@@ -62,6 +102,17 @@ def gather_figures(
             peak_memory=int(held),
             reserved_memory=None if reserved == _UNKNOWN else int(reserved),
             idle=None if busy == _UNKNOWN else 1 - busy / longest,
+            idle_by_reason={}
+            if busy == _UNKNOWN
+            else _shares(PassTimes(busy, elapsed, tuple(waits)), longest),
         )
-        for rank, (held, reserved, busy, _) in enumerate(figures.tolist())
+        for rank, (held, reserved, busy, elapsed, *waits) in enumerate(figures.tolist())
     )
+
+
+def _shares(own: PassTimes, longest: float) -> dict[str, float]:
+    """Return the parts of a rank's idle share by reason; ``longest``: seconds that all take."""
+    seconds = dict(zip(WAITS, own.waits, strict=True))
+    seconds["end"] = longest - own.elapsed
+    seconds["other"] = own.elapsed - own.busy - sum(own.waits)
+    return {reason: length / longest for reason, length in seconds.items()}

@@ -33,7 +33,10 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class Started:
-    """The start of the processes, which begin a run or go on with it."""
+    """The start of the processes, which begin a run or go on with it.
+
+    ``planned_idle`` is the idle share that the plan has by the costs for which it was made.
+    """
 
     time: datetime
     iteration: int
@@ -44,6 +47,7 @@ class Started:
     flops: int
     peak_tflops: float
     config: RunConfig
+    planned_idle: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,13 @@ class Step:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Memory and idle time of one rank."""
+    """Memory and idle time of one rank; ``idle_by_reason`` has the parts of ``idle``."""
 
     rank: int
     peak_memory: int
     reserved_memory: int | None = None
     idle: float | None = None
+    idle_by_reason: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def test_a_line_for_every_event_but_single_iterations(tmp_path: Path) -> None:
         "peak_memory": 3000,
         "reserved_memory": None,
         "idle": 0.375,
+        "idle_by_reason": {},
     }
     assert validation["perplexity"] == math.exp(2)
 

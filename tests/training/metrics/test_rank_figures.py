@@ -7,17 +7,17 @@ from harness.rank_pool import RankPool
 
 from megatron.parallel.groups import single_rank
 from megatron.runtime.timeline import Recorder
-from megatron.schedules.needs import Comm
+from megatron.schedules.needs import Comm, CommKind
 from megatron.schedules.passes import Pass
 from megatron.training.metrics.peak_memory import PeakMemory
-from megatron.training.metrics.rank_figures import busy_and_elapsed, gather_figures
+from megatron.training.metrics.rank_figures import WAITS, PassTimes, gather_figures, pass_times
 from megatron.training.metrics.records import RankFigures
 
 CPU = torch.device("cpu")
 
 
 def figures_on_rank(
-    rank: int, world_size: int, *, passes: list[tuple[float, float] | None]
+    rank: int, world_size: int, *, passes: list[PassTimes | None]
 ) -> tuple[RankFigures, ...]:
     memory = PeakMemory(1000 * (rank + 1), 2000 if rank else None)
     return gather_figures(make_pipeline_groups(), memory, passes[rank])
@@ -25,14 +25,24 @@ def figures_on_rank(
 
 def test_every_rank_has_the_figures_of_all(ranks: RankPool) -> None:
     """Rank 0 is busy for 3 of the 4 s that rank 1 needs, although it is done after 3.5 s."""
-    one, other = ranks.run(figures_on_rank, 2, passes=[(3.0, 3.5), (2.0, 4.0)])
-    assert one == other == (RankFigures(0, 1000, None, 0.25), RankFigures(1, 2000, 2000, 0.5))
+    passes = [
+        PassTimes(3.0, 3.5, (0.25, 0.0, 0.0, 0.0)),
+        PassTimes(2.0, 4.0, (0.5, 1.0, 0.25, 0.125)),
+    ]
+    one, other = ranks.run(figures_on_rank, 2, passes=passes)
+    waits = {"stages": 0.0625, "vocabulary": 0.0, "replicas": 0.0, "copies": 0.0}
+    first = RankFigures(0, 1000, None, 0.25, {**waits, "end": 0.125, "other": 0.0625})
+    waits = {"stages": 0.125, "vocabulary": 0.25, "replicas": 0.0625, "copies": 0.03125}
+    second = RankFigures(1, 2000, 2000, 0.5, {**waits, "end": 0.0, "other": 0.03125})
+    assert one == other == (first, second)
+    assert all(sum(own.idle_by_reason.values()) == own.idle for own in one)
 
 
 def test_a_rank_that_has_measured_nothing_has_no_share(ranks: RankPool) -> None:
-    one, other = ranks.run(figures_on_rank, 2, passes=[None, (2.0, 4.0)])
+    one, other = ranks.run(figures_on_rank, 2, passes=[None, PassTimes(2.0, 4.0)])
     assert one == other
     assert [rank.idle for rank in one] == [None, 0.5]
+    assert one[0].idle_by_reason == {}
 
 
 class Moments:
@@ -60,7 +70,7 @@ def test_the_time_goes_from_the_first_wait_to_the_last_pass(
             pass
     with recorder.waiting(Comm("C0", 0, 0)):
         pass
-    assert busy_and_elapsed(recorder) == (3.0, 8.0)
+    assert pass_times(recorder) == (3.0, 8.0, (0.0, 2.0, 0.0, 0.0))
 
 
 def test_of_an_iteration_that_ran_twice_the_second_run_counts(
@@ -78,13 +88,36 @@ def test_of_an_iteration_that_ran_twice_the_second_run_counts(
         if run == 0:
             with recorder.waiting(Comm("C0", 0, 0)):
                 pass
-    assert busy_and_elapsed(recorder) == (5.0, 7.0)
+    assert pass_times(recorder) == (5.0, 7.0, (0.0, 1.0, 0.0, 0.0))
 
 
 def test_without_passes_there_is_no_time() -> None:
-    assert busy_and_elapsed(Recorder(0, CPU)) is None
+    assert pass_times(Recorder(0, CPU)) is None
 
 
 def test_a_single_rank_needs_no_group() -> None:
-    [own] = gather_figures(single_rank(CPU), PeakMemory(5), (1.0, 2.0))
-    assert own == RankFigures(0, 5, None, 0.5)
+    [own] = gather_figures(single_rank(CPU), PeakMemory(5), PassTimes(1.0, 2.0))
+    waits = {"stages": 0.0, "vocabulary": 0.0, "replicas": 0.0, "copies": 0.0}
+    assert own == RankFigures(0, 5, None, 0.5, {**waits, "end": 0.0, "other": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("X", "stages"), ("G", "stages"), ("C1", "vocabulary"), ("CIB", "vocabulary"),
+     ("RG", "replicas"), ("AG", "replicas"), ("O", "copies"), ("L", "copies")],
+)  # fmt: skip
+def test_a_wait_has_the_reason_of_its_communication(
+    kind: CommKind, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins at 0; waits from 1 to 3; a pass from 3 to 4."""
+    monkeypatch.setattr("megatron.runtime.timeline.time", Moments(0.0, 1.0, 3.0, 3.0, 4.0))
+    recorder = Recorder(0, CPU)
+    with recorder.waiting(Comm(kind, 0, 0)):
+        pass
+    with recorder.span(Pass("F", 0)):
+        pass
+    found = pass_times(recorder)
+    assert found is not None
+    assert dict(zip(WAITS, found.waits, strict=True)) == {
+        own: 2.0 * (own == reason) for own in WAITS
+    }

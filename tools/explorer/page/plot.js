@@ -1,17 +1,9 @@
 // A plot of time against memory: its scales and axes, labels that cover nothing, and points that
 // the Tab key reaches and Enter takes.
 
-import { short, ticks, time } from "./words.js";
+import { short, svg, ticks, time } from "./words.js";
 
-const NAMESPACE = "http://www.w3.org/2000/svg";
 const LEFT = 52, RIGHT = 24, TOP = 14, BOTTOM = 40;
-
-export function svg(tag, properties, ...children) {
-  const node = document.createElementNS(NAMESPACE, tag);
-  for (const [name, value] of Object.entries(properties)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
 
 /** Where times and memory lie, so that all points (`time`, `memory`) and all `limits` of memory are seen. */
 export function scales(points, width, height, inSeconds, limits = []) {

@@ -1,8 +1,8 @@
 // Time against memory of all schedules, with the Pareto front: none on it can be beaten in one
 // without being worse in the other. Each point can be reached by the Tab key and taken by Enter.
 
-import { axes, labelPlaces, pointMark, redrawn, scales, svg } from "./plot.js";
-import { element, gibibytes, percent, short, table, time } from "./words.js";
+import { axes, labelPlaces, pointMark, redrawn, scales } from "./plot.js";
+import { element, gibibytes, percent, short, svg, table, time } from "./words.js";
 
 const MOST_LABELS = 20; // points from which only the front and the own one have labels
 

@@ -30,6 +30,14 @@ export function made(tag, properties = {}, ...children) {
   return node;
 }
 
+/** A new element of a picture, with attributes and children. */
+export function svg(tag, properties, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(properties)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
 /** A table with a heading row; cells that are numbers stand to the right. */
 export function table(heading, rows) {
   const cell = (tag) => (text) => made(tag, { textContent: text, className: /^[-+0-9.]/.test(text) ? "number" : "" });

@@ -1,0 +1,130 @@
+"""One line of a file of records, taken as damaged or hostile until it is shown to be sound.
+
+docs/metrics.md defines the values. Numbers that JSON does not have (NaN, infinity) and numbers that
+no float holds count as unknown.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from math import isfinite, nan
+from typing import Any, Final
+
+Record = Mapping[str, Any]
+
+EVENTS: Final = ("start", "iterations", "evaluation", "end")
+
+_LONGEST_WORD: Final = 80
+_LAST: Final = 2**53  # the last iteration that every number of a page can tell
+_DECODER: Final = json.JSONDecoder(parse_constant=lambda _: None)
+
+PLAIN: Final = (
+    *("consumed_tokens", "consumed_samples", "seconds_per_iteration", "tflops_per_rank", "mfu"),
+    *("tokens_per_second", "learning_rate", "global_batch_size", "lm_loss", "grad_norm"),
+    *("params_norm", "num_zeros", "loss_scale", "skipped", "nans", "expert_imbalance"),
+    *("seconds_in_saves", "seconds_in_evaluations"),
+)
+"""Fields of an interval that are numbers."""
+
+_MOST_NAMED: Final = 16
+"""Named losses of an interval that are read."""
+
+
+def record_of(line: bytes) -> Record | None:
+    """Return the record in a line; ``None``: there is none, or it has no event or iteration."""
+    try:
+        found = _DECODER.decode(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
+        return None
+    iteration = found.get("iteration")
+    return found if type(iteration) is int and 0 <= iteration <= _LAST else None
+
+
+def number(value: object) -> float:
+    """Return a finite number; NaN for anything else."""
+    if type(value) is float or type(value) is int:
+        try:
+            found = float(value)
+        except OverflowError:
+            return nan
+        return found if isfinite(found) else nan
+    return nan
+
+
+def word(value: object, unknown: str = "") -> str:
+    """Return a text of some length at most; ``unknown`` for anything else."""
+    return value[:_LONGEST_WORD] if isinstance(value, str) else unknown
+
+
+def seconds_of(record: Record) -> float:
+    """Return when a record was made, in seconds since 1970; NaN if it does not say so."""
+    try:
+        return datetime.fromisoformat(word(record.get("time"))).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return nan
+
+
+def part(record: Record, *names: str) -> Any:
+    """Return the value at a path of names; ``None``: there is none."""
+    found: Any = record
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def interval_values(record: Record) -> dict[str, float]:
+    """Return the known numbers of an interval by the names of the page's columns."""
+    values = {name: number(record.get(name)) for name in PLAIN}
+    values |= dict(_losses(record))
+    values |= _of_ranks(ranks_of(record))
+    return {name: value for name, value in values.items() if value == value}
+
+
+def _losses(record: Record) -> Iterator[tuple[str, float]]:
+    further, named = record.get("mtp_losses"), record.get("layer_losses")
+    if isinstance(further, list):
+        for ahead, loss in enumerate(further[:_MOST_NAMED], 2):
+            yield f"loss of token {ahead}", number(loss)
+    if isinstance(named, dict):
+        for name, loss in list(named.items())[:_MOST_NAMED]:
+            yield f"router: {word(name)}", number(loss)
+
+
+def ranks_of(record: Record) -> list[Record]:
+    """Return the figures of the ranks that an interval has."""
+    found = record.get("ranks")
+    return [own for own in found if isinstance(own, dict)] if isinstance(found, list) else []
+
+
+def _of_ranks(ranks: list[Record]) -> dict[str, float]:
+    """Return what the ranks come to: the ends and the mean of idle time, the ends of memory."""
+    values: dict[str, float] = {}
+    for field in ("peak_memory", "reserved_memory"):
+        held = [own for rank in ranks if (own := number(rank.get(field))) == own]
+        if held:
+            values[f"{field} max"], values[f"{field} min"] = max(held), min(held)
+    idle = [(own, at) for at, rank in enumerate(ranks) if (own := number(rank.get("idle"))) == own]
+    if idle:
+        shares = [share for share, _ in idle]
+        values["idle"] = sum(shares) / len(shares)
+        values["idle max"] = max(shares)
+        values["idle min"], busiest = min(idle)
+        values["busiest rank"] = number(ranks[busiest].get("rank"))
+    values |= {f"idle: {reason}": share for reason, share in mean_reasons(ranks).items()}
+    return values
+
+
+def mean_reasons(ranks: Sequence[Record]) -> dict[str, float]:
+    """Return the mean idle share of every reason, over the ranks that know their reasons."""
+    sums: dict[str, float] = {}
+    known = 0
+    for rank in ranks:
+        reasons = rank.get("idle_by_reason")
+        if isinstance(reasons, dict) and reasons:
+            known += 1
+            for name, share in reasons.items():
+                if name in sums or len(sums) < _MOST_NAMED:
+                    sums[name] = sums.get(name, 0.0) + number(share)
+    return {word(name): total / known for name, total in sums.items()}
