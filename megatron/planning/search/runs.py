@@ -33,6 +33,12 @@ _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
 
 
+_CHAIN: Final = 2 / 3
+"""Share of a microbatch's work on a stage that waits for other stages, if W is a pass of its own: F
+and B, of three about equal parts. An iteration takes at least the time of this chain through all
+stages, even if there are fewer microbatches than a schedule without bubbles needs."""
+
+
 class Known(NamedTuple):
     """What is known of a run.
 
@@ -189,5 +195,7 @@ def promise_of(line: Line) -> Promise:
     )
     held = max(1.0, min(promised(request, known), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
-    bubble = known.rough_bubble(ranks, chunks or known.chunks) / request.slices
+    chain = ranks * (_CHAIN if known.split else 1.0)
+    steady = known.rough_bubble(ranks, chunks or known.chunks)
+    bubble = max(steady / request.slices, chain / request.slices - microbatches)
     return Promise(held, bubble, waiting)
