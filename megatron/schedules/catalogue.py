@@ -262,8 +262,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "pipeoffload": Schedule(
         title="PipeOffload",
-        description="`gis-h` without groups, made to offload activations to the memory of the "
-        "CPUs",
+        description="`gis-h` without groups, made to offload activations to the memory of the CPUs",
         paper="arXiv 2503.01328",
         block=lambda p, m, v: pipeoffload(p, v),
         promise=lambda p, m, v: (entries(p, v)[-1] + p) / v,
