@@ -233,7 +233,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "dualpipe-v": Schedule(
         title="DualPipeV",
-        description="V shape in which every F has a B next to it",
+        description="V shape; after the warm-up every F has a B next to it",
         paper="arXiv 2412.19437",
         block=lambda p, m, v: dualpipe_v(p),
         promise=lambda p, m, v: p + 0.5,
@@ -252,7 +252,8 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "gis-h": Schedule(
         title="GIS-H",
-        description="`gis` of smaller groups: half the memory, if a rank has many chunks",
+        description="`gis` in groups of p/2 microbatches: half the memory, if a rank has many "
+        "chunks",
         paper="arXiv 2503.01328",
         block=lambda p, m, v: gis_h(p, v),
         promise=lambda p, m, v: ((v - 1) * half_of(p) + p) / v,
@@ -261,7 +262,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     ),
     "pipeoffload": Schedule(
         title="PipeOffload",
-        description="`gis-h` without groups, made for activations that wait on the host",
+        description="`gis-h` without groups, made to offload activations to the memory of the CPUs",
         paper="arXiv 2503.01328",
         block=lambda p, m, v: pipeoffload(p, v),
         promise=lambda p, m, v: (entries(p, v)[-1] + p) / v,

@@ -37,6 +37,14 @@ def test_the_page_describes_and_draws_every_block(schedule: str) -> None:
     assert (ROOT / "images" / f"{schedule}.svg").is_file()
 
 
+@pytest.mark.parametrize("schedule", TRAITS)
+def test_the_page_names_the_paper_of_every_schedule(schedule: str) -> None:
+    *_, source, _ = page_rows()[schedule]
+    paper = TRAITS[schedule].paper
+    address = paper.replace("arXiv ", "https://arxiv.org/abs/")
+    assert source == (f"[{paper}]({address})" if paper else "")
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_block_has_the_chunks_and_passes_that_the_catalogue_says(schedule: str) -> None:
     known = SCHEDULES[schedule]

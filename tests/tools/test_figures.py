@@ -264,8 +264,8 @@ def test_the_layouts_of_the_gpu_are_those_of_its_record() -> None:
     alone, two = ranks.count(1), ranks.count(2)
     assert len(ranks) == alone + two == len(record["values"]["differences"])
     readme, clusters = ((ROOT / name).read_text() for name in ("README.md", "docs/clusters.md"))
-    said = f"{alone} layouts of one rank, and {two} of two ranks"
-    assert said in " ".join(readme.split())
+    counts = f"{len(ranks)} combinations of model and flags ({alone} with one rank, {two} with two)"
+    assert counts in " ".join(readme.split())
     assert f"in {two} layouts" in clusters
     assert f"{len(ranks)} layouts" in (ROOT / "docs/gpus.md").read_text()
     report = (folder / "report.md").read_text()

@@ -65,13 +65,20 @@ def test_the_readme_has_the_times_of_its_benchmark() -> None:
 
 
 def test_the_readme_has_the_ratios_of_its_table() -> None:
-    """Of a whole to a split vocabulary at 256k, for 1F1B and for ZB-V."""
+    """Of a whole to a split vocabulary at 256k, for 1F1B and for ZB-V; and of one process."""
     rows = {(row[0], row[1]): float(row[5]) for row in rows_of(README, "| vocabulary | run |")}
     text = " ".join(README.split())
     said = re.search(r"1F1B takes ([\d.]+) times .*?, and our ZB-V ([\d.]+) times", text)
+    of_one_process = re.search(r"our split runs are ([\d.]+) to ([\d.]+) times as fast", text)
     assert said is not None
-    for run, ratio in zip(("our 1F1B", "our ZB-V"), said.groups(), strict=True):
+    assert of_one_process is not None
+    process = rows["whole", "one process, two threads"]
+    assert process == min(own for (vocabulary, _), own in rows.items() if vocabulary == "whole")
+    for run, ratio, faster in zip(
+        ("our 1F1B", "our ZB-V"), said.groups(), of_one_process.groups(), strict=True
+    ):
         assert float(ratio) == pytest.approx(rows["whole", run] / rows["split", run], abs=0.006)
+        assert float(faster) == pytest.approx(process / rows["split", run], abs=0.006)
 
 
 def test_real_runs_have_the_errors_of_their_table() -> None:
