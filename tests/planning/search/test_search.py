@@ -35,7 +35,11 @@ from megatron.run.command_line import judged
 from megatron.run.edit import left_out, set_to
 from megatron.run.line import Line
 from megatron.run.parallelism import ParallelFlags
+from megatron.schedules.costs import Costs
+from megatron.schedules.lower import lower
+from megatron.schedules.make_plan import make_plan
 from megatron.simulator.costs.gpus import GIB, GPUS
+from megatron.simulator.simulate import simulate
 
 H100 = GPUS["H100"]
 LINE = (
@@ -371,6 +375,29 @@ def test_microbatches_that_schedules_promise() -> None:
     assert held("1f1b", "vocab-1", 4) == 6
     assert held("gpipe", "none", 4) == 32  # all microbatches of the only replica
     assert held("1f1b", "none", 2) == 2
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe-v", "v-half"]
+)
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8, 16])
+def test_the_promised_time_of_few_microbatches_is_near_the_simulated(
+    schedule: str, microbatches: int
+) -> None:
+    """F, B and W of a microbatch take a third each on each of 8 ranks, and messages no time."""
+    words = LINE.replace("--global-batch-size 32", f"--global-batch-size {microbatches}").split()
+    placed = Line.of(words, 8).edited(
+        (
+            set_to("--pipeline-model-parallel-size", 8),
+            set_to("--micro-batch-size", 1),
+            set_to("--pipeline-schedule", schedule),
+        )
+    )
+    plan = make_plan(schedule, "none", 8, microbatches)
+    third = 1 / (3 * plan.chunks)
+    costs = Costs({"F": third, "B": third, "W": third})
+    simulated = max(span.end for span in simulate(lower(plan, costs), costs).spans)
+    assert 0.69 <= (microbatches + promise_of(placed).bubble) / simulated <= 1.001
 
 
 @pytest.mark.parametrize(("slices", "barriers"), [(2, 0), (8, 0), (8, 1)])
