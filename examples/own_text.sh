@@ -27,6 +27,5 @@ SEQ_LENGTH=256 MICRO_BATCH_SIZE=1 VOCAB_PARALLEL=1 bash "$root/pretrain_gpt.sh" 
 if [[ "${DRY_RUN:-0}" != 0 ]]; then exit; fi
 cat <<EOF
 The model is in $save. To let it go on from words of yours:
-$(printf '%q ' python "$root/tools/generate.py" "$save" --tokenizer-type GPTSentencePieceTokenizer \
-  --tokenizer-model "$TOKENIZER_MODEL" --prompt "The model")
+$(printf '%q ' python "$root/tools/generate.py" "$save" --prompt "The model")
 EOF

@@ -36,6 +36,7 @@ with in_environment():
     from megatron.checkpoint.digests import threads_of_rank
     from megatron.checkpoint.folder import DamagedError
     from megatron.checkpoint.metadata import read_metadata
+    from megatron.checkpoint.saved_tokenizer import SavedTokenizer
     from megatron.checkpoint.storage import SaveError
     from megatron.checkpoint.train_tensors import WEIGHT
     from megatron.commands.progress import shown, under_way
@@ -66,6 +67,23 @@ def list_all(root: Path) -> None:
         size = sum(entry.size for entry in files.values())
         last = "  <- last" if iteration == pointer else ""
         print(f"{iteration:>10}{len(files):>7}{size / 1e9:>9.3f}{last}")
+    for line in dict.fromkeys(_tokenizers(root, found)):
+        print(line)
+
+
+def _tokenizers(root: Path, iterations: Sequence[int]) -> Iterator[str]:
+    """Yield a line about the tokenizer of each checkpoint that remembers one with files."""
+    for iteration in iterations:
+        try:
+            saved = SavedTokenizer.read(folder.folder_of(root, iteration))
+        except DamagedError as error:
+            yield str(error)
+            continue
+        if saved is not None and saved.files:
+            place = saved.folder(root).name if saved.is_copied else "no copy, as it is large"
+            files = counted(len(saved.files), "file")
+            size = f"{saved.size / 1e9:.3f} GB"
+            yield f"tokenizer: {place}: {saved.settings.tokenizer_type}, {files}, {size}"
 
 
 def show(where: Path, *, plan_alone: bool = False) -> None:
@@ -108,8 +126,20 @@ def verify(where: Path) -> bool:
         for problem in folder.problems(where, [name], manifest=manifest, threads=threads):
             print(problem)
             right = False
+    for problem in _problems_of_tokenizer(where):
+        print(problem)
+        right = False
     print(f"{where}: {'every file is as written' if right else 'damaged'}")
     return right
+
+
+def _problems_of_tokenizer(where: Path) -> Iterator[str]:
+    """Yield the faults of the files of a checkpoint's tokenizer, which stand beside it."""
+    try:
+        saved = SavedTokenizer.read(where)
+        yield from saved.problems(where.parent) if saved is not None else ()
+    except DamagedError as error:
+        yield str(error)
 
 
 @dataclass(frozen=True)
@@ -197,7 +227,18 @@ def reshard(where: Path, target: Path, files: int, *, optimizer: bool) -> None:
     common["has_optimizer"] = common["has_optimizer"] and optimizer
     with under_way(f"writing {target}"):
         written = storage.write(target, iteration, content, common, ALONE, files)
+    _copy_tokenizer(where, target)
     print(f"{written}: {counted(len(content), 'tensor')} of {where}")
+
+
+def _copy_tokenizer(where: Path, target: Path) -> None:
+    """Copy the files of a checkpoint's tokenizer; if that fails, say so."""
+    try:
+        saved = SavedTokenizer.read(where)
+        if saved is not None and saved.is_copied:
+            saved.copy(target, saved.placed(where.parent))
+    except (DamagedError, OSError) as error:
+        print(f"the tokenizer's files are not copied: {error}")
 
 
 def tensors(where: Path) -> dict[str, TensorStorageMetadata]:

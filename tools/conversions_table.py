@@ -246,7 +246,10 @@ CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         | {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 5}
         | {"pad_token_id": None},
     ),
-    "starcoder 2": ("Starcoder2Config", _SIZES | {"sliding_window": 7, "norm_epsilon": 1e-4}),
+    "starcoder 2": (
+        "Starcoder2Config",
+        _SIZES | {"sliding_window": 7, "norm_epsilon": 1e-4, "rope_theta": 999999.4420358813},
+    ),
     "opt": (
         "OPTConfig",
         {

@@ -2,7 +2,7 @@
 """Score a trained model on the tasks of lm-evaluation-harness (pip install lm_eval).
 
 python tools/evaluate.py --tasks hellaswag,arc_easy
-    --model_args checkpoints=CHECKPOINTS,tokenizer_type=GPTSentencePieceTokenizer,tokenizer_model=T
+    --model_args checkpoints=CHECKPOINTS
 
 It is the harness's own command with the model "vocab-parallel"; all its flags work. Under torchrun
 the ranks share the layers and the vocabulary, and the first one prints. The arguments of the model

@@ -222,6 +222,9 @@ def problems(
     """
     expected = read_manifest(folder) if manifest is None else manifest
     for name in expected if names is None else names:
+        if name not in expected:
+            yield f"{folder / MANIFEST} does not list {name}, so that it cannot be checked"
+            continue
         path, entry = folder / name, expected[name]
         try:
             size = path.stat().st_size

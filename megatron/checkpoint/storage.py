@@ -62,7 +62,7 @@ def write(
         iteration: finished iterations; names the checkpoint.
         tensors: tensors of this rank, by name in the whole model. A box that several ranks pass is
             written by one of them.
-        common: the values that are not tensors, the same on every rank.
+        common: the values that are not tensors; the first rank writes its own.
         hosts: all ranks of the job, connected on CPUs. No other traffic may use the group.
         files: number of files of tensors that a rank writes, each on a thread of its own. Streamed
             tensors have a file each, and ``files`` of them are in memory at a time.

@@ -46,6 +46,7 @@ with in_environment():
         import_core,
         locate,
     )
+    from megatron.checkpoint.foreign.own_tokenizer import tokenizer_beside
     from megatron.checkpoint.foreign.weights import Advance
     from megatron.checkpoint.storage import SaveError
     from megatron.flags.command import read_command
@@ -175,10 +176,19 @@ def bring_in(args: ImportFlags) -> None:
     opened = open_model(args.model, args.seq_length)
     for note in opened.notes:
         print(f"note: {note}", file=sys.stderr)
+    tokenizer, about = tokenizer_beside(args.model, opened.model)
     with progress(f"importing {args.model.name}", opened.size) as advance:
-        where = import_model(opened, args.checkpoints, advance, not_finite=args.allow_not_finite)
+        where = import_model(
+            opened,
+            args.checkpoints,
+            advance,
+            not_finite=args.allow_not_finite,
+            tokenizer=tokenizer,
+        )
     print(f"{where}: {counted(len(opened.recipes), 'tensor')} of {args.model}; train with")
     print(told_flags(args.checkpoints, opened.model))
+    if about:
+        print(f"note: {about}", file=sys.stderr)
 
 
 def take_out(args: ExportFlags) -> None:

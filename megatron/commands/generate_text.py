@@ -1,14 +1,14 @@
 r"""Go on from prompts with a model that was trained, or score a text with it.
 
-generate-text CHECKPOINTS --tokenizer-type GPTSentencePieceTokenizer \
-    --tokenizer-model tokenizer.model --prompt "Once upon a time" --temperature 0.8 --top-p 0.9
+generate-text CHECKPOINTS --prompt "Once upon a time" --temperature 0.8 --top-p 0.9
 torchrun --nproc-per-node 4 -m megatron.commands.generate_text CHECKPOINTS --ids \
     --prompts-file prompts.txt
 generate-text CHECKPOINTS --ids --perplexity tokens.txt
 
 CHECKPOINTS is a folder as --save and convert-checkpoint write it. Under torchrun the ranks share
 the layers and the vocabulary. The layout of the training does not matter: the answers are the same.
-Without a tokenizer, --ids takes and prints token ids, with blanks between them. A single answer is
+The tokenizer is that of the training, of which the checkpoint keeps a copy, or the one that the
+flags name. --ids takes and prints token ids instead, with blanks between them. A single answer is
 printed as it comes.
 """
 
@@ -26,6 +26,7 @@ with in_environment():
 
     from megatron.checkpoint.choose import choose, read_model
     from megatron.checkpoint.folder import DamagedError
+    from megatron.checkpoint.saved_tokenizer import SavedTokenizer
     from megatron.checkpoint.storage import OtherModelError
     from megatron.data.tokenizers.settings import TYPES as TOKENIZERS
     from megatron.data.tokenizers.settings import TokenizerSettings
@@ -43,6 +44,7 @@ with in_environment():
     from megatron.parallel.environment import Launched, launched
     from megatron.schedules.counted import counted
 
+_NO_WORDS = "give --tokenizer-type and --tokenizer-model, or --ids for token ids"
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -81,29 +83,41 @@ class TextFlags(TokenizerSettings):
     """Tokenizer, as in training."""
 
     tokenizer_type: str | None = flag(None, "Megatron's name of it.", choices=TOKENIZERS,
-        unset="none: with --ids there are no words")
+        unset="the checkpoint's; with --ids there are no words")
 # fmt: on
 
 
 def check_words(flags: Flags) -> Iterator[str]:
     """Yield the flags that are missing: a tokenizer (or ``--ids``), and a text to start from."""
     own = flags[GenerateFlags]
-    if not own.ids and flags[TextFlags].tokenizer_type is None:
-        yield "give --tokenizer-type and --tokenizer-model, or --ids for token ids"
+    if not own.ids and flags[TextFlags].tokenizer_type is None and not _remembers(own):
+        yield _NO_WORDS
     if not own.prompt and own.prompts_file is None and own.perplexity is None:
         yield "give --prompt, --prompts-file or --perplexity"
 
 
-def words_of(flags: Flags, vocab_size: int) -> Words:
-    """Return the converter between text and tokens.
+def _remembers(args: GenerateFlags) -> bool:
+    """Return whether a checkpoint remembers a tokenizer, or cannot be read, which ``run`` tells."""
+    try:
+        saved = SavedTokenizer.read(choose(args.checkpoints, args.step, checked=False))
+    except DamagedError:
+        return True
+    return saved is not None and saved.settings.tokenizer_type is not None
+
+
+def words_of(flags: Flags, where: Path, vocab_size: int, *, speak: bool) -> Words:
+    """Return the converter between text and tokens; ``where``: folder of the checkpoint.
 
     Raises:
-        ValueError: the tokenizer has more tokens than the model.
+        ValueError: the tokenizer has more tokens than the model, or its copy is damaged.
     """
-    own, tokenizer = flags[GenerateFlags], flags[TextFlags]
-    if own.ids or tokenizer.tokenizer_type is None:
+    own = flags[GenerateFlags]
+    if own.ids:
         return Words.ids(vocab_size, own.end)
-    return Words.of(tokenizer, own.end, vocab_size)
+    found = Words.of_checkpoint(where, flags[TextFlags], own.end, vocab_size, speak=speak)
+    if found is None:
+        raise ValueError(_NO_WORDS)
+    return found
 
 
 def text_of(flag: str, path: Path) -> str:
@@ -202,7 +216,7 @@ def run(flags: Flags, place: Launched) -> None:
     how = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     where = choose(args.checkpoints, args.step, checked=False)
     config = read_model(where)
-    words = words_of(flags, config.vocab_size)
+    words = words_of(flags, where, config.vocab_size, speak=place.rank == 0)
     longest = args.seq_length or config.seq_length
     if args.perplexity is None:
         longest = max(len(words.tokens(text)) for text in prompts_of(args)) + args.max_new_tokens

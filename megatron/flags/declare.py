@@ -218,8 +218,10 @@ class Declaration:
         """The default in words: ``Facts.unset`` if it is given, or the value itself."""
         if self.default is dataclasses.MISSING:
             return "required"
+        if self.facts.unset:
+            return self.facts.unset
         words = ["off"] if self.default is False else self.words(self.default)
-        return self.facts.unset or " ".join(words) or "none"
+        return " ".join(words) or "none"
 
     def shown(self, value: object) -> str:
         """The flag with a value, as it stands on a command line."""

@@ -76,6 +76,9 @@ CAP_OR_OFF = Range(0.01, 1e6, or_zero=True)
 EPSILON = Range(1e-20, 1)
 """Summand that keeps a divisor from 0. In fp32 it must not be 0 itself."""
 
+THETA = up_to(10**12)
+"""Base of RoPE's frequencies; it need not be whole."""
+
 WIDTH = up_to(1 << 24)
 LENGTH = up_to(1 << 30)
 RANKS = up_to(1 << 16)

@@ -39,6 +39,14 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {alike[near[0]]}? " if near else ""
 
 
+def plain_number(number: float) -> int | float:
+    """Return a number as it is written: a number without a fraction has no ".0" behind it.
+
+    Numbers that Python writes with an exponent stay as they are.
+    """
+    return int(number) if float(number).is_integer() and abs(number) < 1e16 else number
+
+
 def as_error(message: object) -> str:
     """Return the text that ends a command; if there are several mistakes, each has a line."""
     told = readable(str(message))

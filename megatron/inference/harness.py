@@ -37,9 +37,11 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
 
     Args:
         checkpoints: folder of checkpoints, as ``--save`` writes it.
-        tokenizer_type: as in training; ``None``: texts are token ids with blanks between them.
+        tokenizer_type: as in training; ``None``: the tokenizer that the checkpoint remembers, and
+            without one, texts are token ids with blanks between them.
         tokenizer_model: as in training.
         vocab_size: as in training.
+        ids: whether texts are token ids, whatever the checkpoint remembers.
         step: iteration of the checkpoint; ``None``: the last.
         max_length: tokens of a row; ``None``: as in training.
         dtype: ``float32`` or ``bfloat16``.
@@ -52,6 +54,7 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         tokenizer_type: str | None = None,
         tokenizer_model: str | None = None,
         vocab_size: int | None = None,
+        ids: bool = False,
         step: int | None = None,
         max_length: int | None = None,
         dtype: str = "float32",
@@ -61,13 +64,13 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         where = choose(Path(checkpoints), step, checked=False)
         config = read_model(where)
         self.max_length = max_length or config.seq_length
-        entries = config.vocab_size
-        self._words = Words.ids(entries - 1)
-        if tokenizer_type is not None:
-            model = None if tokenizer_model is None else Path(tokenizer_model)
-            named = TokenizerSettings(tokenizer_type, model, vocab_size=vocab_size)
-            self._words = Words.of(named, None, entries)
-        groups = connected(launched())
+        entries, place = config.vocab_size, launched()
+        model = None if tokenizer_model is None else Path(tokenizer_model)
+        named = TokenizerSettings(tokenizer_type, model, vocab_size=vocab_size)
+        speak = place.rank == 0
+        found = None if ids else Words.of_checkpoint(where, named, None, entries, speak=speak)
+        self._words = found or Words.ids(entries - 1)
+        groups = connected(place)
         self._model = InferenceModel(where, groups, getattr(torch, dtype), self.max_length + 1)
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:

@@ -1,12 +1,16 @@
 """Text of prompts and answers, and their tokens."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from megatron.checkpoint.saved_tokenizer import tokenizer_of
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.interface import Tokenizer
 from megatron.data.tokenizers.null import NullTokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
+from megatron.flags.readable import readable
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,42 @@ class Words:
     def ids(cls, vocab_size: int, end: int | None = None) -> "Words":
         """Return an object whose texts are token ids, for a model without a tokenizer."""
         return cls(NullTokenizer(vocab_size), end, are_ids=True)
+
+    @classmethod
+    def of_checkpoint(
+        cls,
+        where: Path,
+        given: TokenizerSettings,
+        end: int | None,
+        vocab_size: int,
+        *,
+        speak: bool,
+    ) -> "Words | None":
+        """Return an object for the tokenizer of flags, or else for the one of a checkpoint.
+
+        Args:
+            where: folder of the checkpoint.
+            given: the flags; without ``tokenizer_type`` only ``vocab_size`` counts.
+            end: as in ``of``.
+            vocab_size: as in ``of``.
+            speak: whether notes are printed on the error output.
+
+        Returns:
+            The object; ``None``: neither of them names a tokenizer.
+
+        Raises:
+            ValueError: as in ``of``; or the checkpoint's copy of the tokenizer is damaged.
+        """
+        plain = TokenizerSettings()
+        named = vars(given) if given.tokenizer_type is not None else ("vocab_size",)
+        names = {name for name in named if getattr(given, name) != getattr(plain, name)}
+        own = replace(plain, **{name: getattr(given, name) for name in names})
+        found, notes = tokenizer_of(where, own, names)
+        if found.tokenizer_type is None:
+            return None
+        for note in notes if speak else ():
+            print(f"note: {readable(note)}", file=sys.stderr, flush=True)
+        return cls.of(found, end, vocab_size)
 
     @classmethod
     def of(cls, config: TokenizerSettings, end: int | None, vocab_size: int) -> "Words":

@@ -47,7 +47,7 @@ class RotaryEmbedding:
         head_size: int,
         seq_length: int,
         rotary_percent: float,
-        rotary_base: int,
+        rotary_base: float,
         device: torch.device,
         *,
         interleaved: bool = False,
@@ -115,7 +115,7 @@ class Rotation:
     head_size: int
     seq_length: int
     percent: float
-    base: int
+    base: float
     interleaved: bool = False
     interpolation: int = 1
     scaling: RopeScaling | None = None

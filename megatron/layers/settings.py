@@ -16,11 +16,12 @@ from megatron.flags.ranges import (
     PERCENT,
     SHARE,
     STRETCH,
+    THETA,
     WEIGHT,
     WIDTH,
     Range,
-    up_to,
 )
+from megatron.flags.readable import plain_number
 from megatron.layers.heads_norm import HeadsNorm
 from megatron.layers.mlp import Activation, QuickGeGLU, is_gated
 from megatron.layers.norm import NormKind, build_norm
@@ -65,6 +66,10 @@ def read_window(words: str) -> int:
     if int(found[2]):
         raise ValueError(f"a position of a GPT sees no later ones; give {found[1]},0")
     return int(found[1])
+
+
+def _plain_word(number: float) -> str:
+    return str(plain_number(number))
 
 
 @dataclass(frozen=True)
@@ -211,16 +216,17 @@ class PositionSettings:
     max_position_embeddings: int = derived(
         "Rows of the learned position table, and so the longest sequence that has positions.",
         LENGTH, unset="--seq-length")
-    rotary_base: int = flag(10000, "Base of RoPE's frequencies (theta).", up_to(10**12),
-        idle_without=_ROPE)
+    rotary_base: float = flag(10000.0, "Base of RoPE's frequencies (theta).", THETA,
+        writes=_plain_word, idle_without=_ROPE)
     rotary_percent: float = flag(1.0, "Share of each head that RoPE rotates.", PERCENT,
         idle_without=_ROPE)
     rotary_interleaved: bool = flag(False,
         "RoPE turns channels 2i and 2i + 1 together, not channel i of the first half with channel "
         "i of the second half.", idle_without=_ROPE, idle_with=_LATENT)
-    rotary_base_local: int | None = flag(None,
-        "RoPE theta of the layers with a window; their frequencies are not scaled.", up_to(10**12),
-        unset="theta of all layers", needs="--window-size", idle_without=_ROPE)
+    rotary_base_local: float | None = flag(None,
+        "RoPE theta of the layers with a window; their frequencies are not scaled.", THETA,
+        unset="theta of all layers", writes=_plain_word, needs="--window-size",
+        idle_without=_ROPE)
     rotary_seq_len_interpolation_factor: int = flag(1, "Number by which RoPE divides positions.",
         STRETCH, idle_without=_ROPE)
     no_rope_freq: LayerPattern | None = flag(None,

@@ -22,6 +22,7 @@ from megatron.run.optimizer import RateSpanFlags
 from megatron.run.parallelism import number_of_replicas
 from megatron.run.run_config import RunConfig, resolve
 from megatron.run.saved_model import add_saved_model
+from megatron.run.saved_tokenizer import add_saved_tokenizer
 from megatron.run.topics import DECLARED, GROUPS
 from megatron.run.train import TrainFlags
 from megatron.run.words import sort_words
@@ -91,6 +92,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)
+    add_saved_tokenizer(words)
     found = judged(words.given, world_size, words.unreadable)
     return Reading(
         found.flags,

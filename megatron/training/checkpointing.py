@@ -15,6 +15,7 @@ from megatron.checkpoint.background import Background
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.checkpoint.lock import FolderLock
 from megatron.checkpoint.saved_model import stored
+from megatron.checkpoint.saved_tokenizer import SavedTokenizer
 from megatron.checkpoint.share import Part, part_of, share
 from megatron.checkpoint.storage import SaveError
 from megatron.checkpoint.train_tensors import tensors_of, tensors_of_buffers, tensors_of_scales
@@ -65,6 +66,8 @@ class Checkpoints:
         self.fault = ""
         self._background = Background()
         self._copies: dict[str, BoxedTensor] = {}
+        self._used_tokenizer = config.data.tokenizer
+        self._tokenizer: dict[str, Any] = {}
         self._parts: list[Part] = []
         self._of_others: set[int] = set()
 
@@ -78,9 +81,25 @@ class Checkpoints:
         goes_on = is_same_folder(config.load, config.save) and progress.iteration > 0
         if config.save is not None and not goes_on:
             self._of_others = set(folder.complete(config.save))
+        if config.save is not None and self._hosts.rank == 0:
+            self._keep_tokenizer(config.save)
         if config.save is not None and config.async_save:
             self._copy(self._own_share())  # allocates the memory for the first save
         return progress
+
+    def _keep_tokenizer(self, root: Path) -> None:
+        """Copy the tokenizer's files beside the checkpoints; if that fails, say so and go on."""
+        try:
+            saved = SavedTokenizer.of(self._used_tokenizer)
+            if saved is None:
+                return
+            self._tokenizer = saved.stored
+            saved.copy(root, self._used_tokenizer)
+        except OSError as error:
+            self._say(
+                f"--save: the tokenizer's files are not copied ({error}): whoever loads these "
+                "checkpoints must give the flags of the tokenizer"
+            )
 
     def _load(self) -> Progress:
         root = self._config.load
@@ -173,7 +192,8 @@ class Checkpoints:
     def _common(self, progress: Progress) -> dict[str, Any]:
         """Return the values of a checkpoint that are not tensors.
 
-        The plan is for people to read: a run with any other plan can load the checkpoint.
+        Only the first rank knows the tokenizer, and writes the values. The plan is for people to
+        read: a run with any other plan can load the checkpoint.
         """
         return {
             **asdict(progress),
@@ -181,6 +201,7 @@ class Checkpoints:
             "loss_scale": self._state.loss_scaler.saved(),
             "has_optimizer": self._config.save_optimizer,
             "model": stored(self._model),
+            **self._tokenizer,
             "optimizer": asdict(self._optimizer),
             "plan": self._state.plan.to_text(),
         }

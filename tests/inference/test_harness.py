@@ -12,9 +12,13 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
+import transformers
+from harness.small_vocabularies import hugging_face_folder
 from inference.imported import imported
 
-from tools.conversions_table import random_model, their_logits
+from megatron.data.tokenizers.build import build_tokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
+from tools.conversions_table import random_model, random_model_of, their_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
 
@@ -89,6 +93,35 @@ def test_it_answers_as_the_model_does(adapter: Any, tmp_path: Path) -> None:
     text = [int(i * 7 % 90) for i in range(60)]  # longer than a row
     [total] = model.loglikelihood_rolling([request(" ".join(map(str, text)))])
     assert total == pytest.approx(rolling(theirs, [98, *text], 24), abs=1e-2)
+
+
+def test_texts_are_words_of_the_tokenizer_that_the_checkpoint_remembers(
+    adapter: Any, tmp_path: Path
+) -> None:
+    theirs = random_model_of(
+        transformers.LlamaConfig(
+            vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+    (tmp_path / "theirs").mkdir()
+    folder = hugging_face_folder(tmp_path / "theirs")
+    root = imported(theirs, tmp_path).parent
+    named = TokenizerSettings("HuggingFaceTokenizer", folder)
+    tokens = build_tokenizer(named).tokenize
+    texts = "the quick", " brown fox"
+    context, both = (" ".join(map(str, tokens(text))) for text in (texts[0], "".join(texts)))
+    by_words, by_ids, by_flags = (
+        adapter(str(root), **options)
+        for options in (
+            {},
+            {"ids": True},
+            {"tokenizer_type": named.tokenizer_type, "tokenizer_model": str(folder)},
+        )
+    )
+    wanted = by_ids.loglikelihood([request(context, both.removeprefix(context))])
+    assert by_words.loglikelihood([request(*texts)]) == wanted
+    assert by_flags.loglikelihood([request(*texts)]) == wanted
 
 
 def rolling(theirs: Any, tokens: list[int], longest: int) -> float:

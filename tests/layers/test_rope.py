@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from megatron.layers.rope import RotaryEmbedding
-from megatron.layers.rope_scaling import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from megatron.layers.rope_scaling import (
+    DynamicScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 CPU = torch.device("cpu")
 
@@ -41,6 +47,35 @@ def test_scores_depend_on_distance_only() -> None:
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        Llama3Scaling(),
+        YarnScaling(4.0, 16),
+        DynamicScaling(4.0, 16, 64),
+        LongRopeScaling(4.0, 16, (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5)),
+    ],
+)
+@pytest.mark.parametrize("base", [500, 10000, 11158840, 10**12])
+def test_a_whole_theta_has_the_bits_of_the_same_integer(
+    base: int, scaling: RopeScaling | None
+) -> None:
+    """Checkpoints of before hold an integer, and their models must not change."""
+    one, other = (
+        RotaryEmbedding(16, 64, 1.0, kind(base), CPU, scaling=scaling).tables
+        for kind in (int, float)
+    )
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("base", [999999.4420358813, 10000.5, 1.5])
+def test_a_theta_need_not_be_whole(base: float) -> None:
+    cos_s1r, _ = RotaryEmbedding(8, 32, 1.0, base, CPU, dtype=torch.float64).tables
+    wanted = [[math.cos(s * base ** (-i / 4)) for i in range(4)] for s in range(32)]
+    torch.testing.assert_close(cos_s1r[:, 0], torch.tensor(wanted, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

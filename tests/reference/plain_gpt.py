@@ -150,7 +150,7 @@ class GPTOptions:
     max_position_embeddings: int = 12
     vocab_size: int = 29
     position_embedding_type: str = "learned_absolute"
-    rotary_base: int = 10000
+    rotary_base: float = 10000
     rotary_percent: float = 1.0
     rotary_interleaved: bool = False
     use_rope_scaling: bool = False
@@ -173,7 +173,7 @@ class GPTOptions:
     v_head_dim: int = 128
     latent_norm_epsilon: float | None = None
     rotary_seq_len_interpolation_factor: int = 1
-    rotary_base_local: int | None = None
+    rotary_base_local: float | None = None
     no_rope_pattern: tuple[int, ...] = ()
     window_size: int | None = None
     window_pattern: tuple[int, ...] = ()

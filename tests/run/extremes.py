@@ -88,7 +88,7 @@ def is_number(declared: Declaration) -> bool:
     """Return whether a flag takes numbers, each as a word of its own."""
     kind = declared.kind
     element = get_args(kind)[0] if get_origin(kind) is tuple else kind
-    return declared.facts.writes is str and element in (int, float)
+    return element is float or (declared.facts.writes is str and element is int)
 
 
 def takes_whole(declared: Declaration) -> bool:

@@ -107,6 +107,10 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
             {"position_embedding_type": "rope", "rotary_base": 500000, "rotary_percent": 0.5},
         ),
         (
+            "--position-embedding-type rope --rotary-base 999999.4420358813",
+            {"position_embedding_type": "rope", "rotary_base": 999999.4420358813},
+        ),
+        (
             "--position-embedding-type rope --rotary-interleaved",
             {"position_embedding_type": "rope", "rotary_interleaved": True},
         ),

@@ -51,7 +51,7 @@ def test_numbers_outside_a_range_are_refused(declared: Declaration) -> None:
     numbers = [-1, 0] if declared.kind is int else [-1.0, 0.0, 1.0, 1.5, math.inf, math.nan]
     for number in numbers:
         lines = told_of_value(declared, number)
-        assert (f"{declared.option} {number}: must be {allowed.words}" in lines) == (
+        assert (f"{declared.shown(number)}: must be {allowed.words}" in lines) == (
             not allowed.contains(number)
         )
     assert any(not allowed.contains(number) for number in numbers)

@@ -102,7 +102,7 @@ def test_an_extreme_is_refused_by_its_flag_or_lies_in_the_range(declared: Declar
         assert time.process_time() - begin < SECONDS, f"{option} {word}"
         shown = int(word) if takes_whole(declared) else float(word)
         if allowed is not None and not allowed.contains(shown) and shown != declared.default:
-            own = [line for line in lines if line.startswith(f"{option} {shown}: must be ")]
+            own = [line for line in lines if line.startswith(f"{declared.shown(shown)}: must be ")]
             assert own or _means_another_flag(option, word), f"{option} {word}: {lines}"
 
 

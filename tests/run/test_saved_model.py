@@ -89,6 +89,42 @@ def test_the_flags_of_a_model_make_that_model(options: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("500000", "500000"),
+        ("500000.0", "500000"),
+        ("5e5", "500000"),
+        ("999999.4420358813", "999999.4420358813"),
+    ],
+)
+def test_a_theta_is_written_without_a_fraction_that_it_does_not_have(
+    given: str, written: str
+) -> None:
+    words = f"{MODEL} --position-embedding-type rope --window-size 4,0"
+    model = model_of(f"{words} --rotary-base {given} --rotary-base-local {given}".split())
+    flags = model.flags()
+    assert flags["--rotary-base"] == flags["--rotary-base-local"] == [written]
+    assert (
+        model_of(f"{words} --rotary-base 10000.0".split())
+        .flags()
+        .keys()
+        .isdisjoint(("--rotary-base", "--rotary-base-local"))
+    )
+
+
+def test_a_checkpoint_of_before_holds_an_integer_theta() -> None:
+    model = model_of(f"{MODEL} --position-embedding-type rope --rotary-base 500000".split())
+    saved = {**stored(model), "rotary_base": 500000}
+    assert read_model(saved) == model
+    assert hash(read_model(saved)) == hash(model)
+    assert differences(saved, model) == []
+    assert read_model(saved).flags() == model.flags()
+    assert differences({**saved, "rotary_base": 500000.5}, model) == [
+        "--rotary-base 500000.5 there, --rotary-base 500000 here"
+    ]
+
+
+@pytest.mark.parametrize(
     "options",
     [
         "--rotary-base 500000 --rotary-percent 0.5 --rotary-interleaved --no-rope-freq 2",

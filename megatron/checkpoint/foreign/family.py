@@ -236,7 +236,9 @@ def written_biases(model: ModelSettings) -> Values:
     return {"attention_bias": everywhere or own.add_proj_bias, "mlp_bias": everywhere}
 
 
-def windows(c: Fields, size: int | None, local: list[int], base_local: int | None = None) -> Values:
+def windows(
+    c: Fields, size: int | None, local: list[int], base_local: float | None = None
+) -> Values:
     """Return the fields of ``ModelSettings`` about windows (a query attends to near tokens only).
 
     Args:

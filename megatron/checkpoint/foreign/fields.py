@@ -1,7 +1,7 @@
 """Reads the fields of a ``config.json`` one by one, and checks the value of each field."""
 
 import json
-import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -104,12 +104,20 @@ class Fields:
             raise self.fault(name, f"a whole number from 1 to {most}")
         return int(value)
 
-    def number(self, name: str, default: Any = _REQUIRED, least: float = 0.0) -> float:
-        """Return a finite number of at least ``least``."""
+    def number(
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        least: float = 0.0,
+        most: float = sys.float_info.max,
+    ) -> float:
+        """Return a finite number from ``least`` to ``most``."""
         value = self.any(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < least:
-            raise self.fault(name, f"a number of at least {least:g}")
+        if not is_number or not least <= value <= most:
+            has_limit = most < sys.float_info.max
+            wanted = f"from {least:g} to {most:.0f}" if has_limit else f"of at least {least:g}"
+            raise self.fault(name, f"a number {wanted}")
         return float(value)
 
     def positive(self, name: str, default: Any = _REQUIRED) -> float:

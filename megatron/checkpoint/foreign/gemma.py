@@ -14,11 +14,12 @@ from megatron.checkpoint.foreign.family import (
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.rotation import (
-    LARGEST_BASE,
+    read_base,
     read_rotation,
     read_two_rotations,
     write_rotation,
 )
+from megatron.flags.readable import plain_number
 from megatron.model.settings import ModelSettings
 
 _WINDOW: Final = 4096
@@ -107,7 +108,7 @@ def _read_3(c: Fields) -> Values:
     period = c.whole("sliding_window_pattern", 6)
     local = [int((i + 1) % period != 0) for i in range(common["num_layers"])]
     rotation, base = read_two_rotations(
-        c, 1_000_000, lambda: c.whole("rope_local_base_freq", 10000, LARGEST_BASE)
+        c, 1_000_000, lambda: read_base(c, "rope_local_base_freq", 10000)
     )
     common |= rotation
     return common | windows(c, c.whole_or_none("sliding_window", _WINDOW), local, base)
@@ -116,7 +117,8 @@ def _read_3(c: Fields) -> Values:
 def _write_3(model: ModelSettings) -> Values:
     local = model.positions.rotary_base_local
     base = model.positions.rotary_base if local is None else local
-    return _written_post_norms(model) | write_rotation(model) | {"rope_local_base_freq": base}
+    near = {"rope_local_base_freq": plain_number(base)}
+    return _written_post_norms(model) | write_rotation(model) | near
 
 
 _NORMS: Final = {

@@ -154,7 +154,12 @@ def _check_depth(folder: Path, model: ModelSettings, names: set[str], family: Fa
 
 
 def import_model(
-    opened: ImportedModel, root: Path, advance: Advance, *, not_finite: bool = False
+    opened: ImportedModel,
+    root: Path,
+    advance: Advance,
+    *,
+    not_finite: bool = False,
+    tokenizer: TokenizerSettings | None = None,
 ) -> Path:
     """Write a checkpoint of iteration 0 with the weights of a model, in the dtypes of the files.
 
@@ -163,6 +168,7 @@ def import_model(
         root: folder of checkpoints.
         advance: called with the number of bytes that were read since its last call.
         not_finite: whether weights may be NaN or infinite.
+        tokenizer: the model's tokenizer, which the checkpoint remembers; ``None``: none.
 
     Returns:
         The folder of the checkpoint.
@@ -178,7 +184,7 @@ def import_model(
         )
         for name, recipe in opened.recipes.items()
     }
-    return write_weights(root, opened.model, streamed)
+    return write_weights(root, opened.model, streamed, tokenizer)
 
 
 def _type_of(files: NamedFiles, recipe: Recipe) -> torch.dtype:

@@ -1,5 +1,6 @@
 """Hunyuan (dense): queries and keys are normalised after they are rotated."""
 
+import math
 from typing import Final
 
 from megatron.checkpoint.foreign.family import (
@@ -10,7 +11,8 @@ from megatron.checkpoint.foreign.family import (
 )
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.llama import NORMS, common_fields, written_fields
-from megatron.checkpoint.foreign.rotation import scaling_of
+from megatron.checkpoint.foreign.rotation import LARGEST_BASE, read_base, scaling_of
+from megatron.flags.ranges import THETA
 from megatron.model.settings import ModelSettings
 
 _EPSILON: Final = 1e-5
@@ -36,21 +38,20 @@ def _is_stretched(scaling: Fields) -> bool:
 
 
 def _stretched(c: Fields, scaling: Fields) -> float:
-    """Return theta, whose lowest frequency is divided by ``alpha``, as a whole number.
-
-    A theta of more than a million changes by less than a millionth, which is as near as fp32 holds
-    the frequencies. A smaller theta is refused.
-    """
+    """Return the theta whose lowest frequency is divided by ``alpha``."""
     theta = scaling if "rope_theta" in scaling else c
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     width = c.whole("head_dim", max(hidden // heads, 1))
     if width < 4:
         raise c.fault("head_dim", "more than 2, as alpha scales some pairs and not others")
     alpha = scaling.positive("alpha")
-    base = theta.number("rope_theta", 10000.0) * alpha ** (width / (width - 2))
-    if base < 1e6 and base != round(base):
-        raise scaling.fault("alpha", f"one with a rope_theta of a million, and it makes {base:g}")
-    return float(round(base))
+    base = read_base(theta, "rope_theta", 10000)
+    stretched = base * alpha ** (width / (width - 2)) if alpha < LARGEST_BASE else math.inf
+    if not THETA.contains(stretched):
+        raise scaling.fault(
+            "alpha", f"one that makes a theta from 1 to {LARGEST_BASE:.0f} of {base:g}"
+        )
+    return stretched
 
 
 def _write(model: ModelSettings) -> Values:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
+from megatron.flags.ranges import THETA
 from megatron.layers.rope_scaling import (
     DynamicScaling,
     Llama3Scaling,
@@ -14,7 +15,7 @@ from megatron.layers.rope_scaling import (
 )
 from megatron.model.settings import ModelSettings
 
-LARGEST_BASE: Final = 10**12
+LARGEST_BASE: Final = THETA.most
 """The largest RoPE theta that is read."""
 
 _PARTIAL: Final = "partial_rotary_factor"
@@ -41,7 +42,7 @@ def read_rotation(c: Fields, base: int = 10000, *, share: float | None = None) -
     theta = scaling if scaling is not None and "rope_theta" in scaling else c
     found: Values = {
         "position_embedding_type": "rope",
-        "rotary_base": theta.whole("rope_theta", base, LARGEST_BASE),
+        "rotary_base": read_base(theta, "rope_theta", base),
     }
     if share is None:
         c.check(_PARTIAL, (1.0, 1, None), 1.0)
@@ -55,6 +56,13 @@ def read_rotation(c: Fields, base: int = 10000, *, share: float | None = None) -
     if found.get("rope_type") == "yarn" and found["rotary_base"] == 1:
         raise theta.fault("rope_theta", "more than 1, as YaRN needs it")
     return found
+
+
+def read_base(c: Fields, name: str, default: int | None = None) -> float:
+    """Return a field that holds a theta; ``None``: it must be there."""
+    if default is None:
+        return c.number(name, least=THETA.least, most=LARGEST_BASE)
+    return c.number(name, default, THETA.least, LARGEST_BASE)
 
 
 def _check_scaled(c: Fields, rotation: Values) -> None:
@@ -99,7 +107,7 @@ def _share_of(c: Fields, scaling: Fields | None, default: float) -> float:
     return share
 
 
-def read_two_rotations(c: Fields, base: int, local: Callable[[], int]) -> tuple[Values, int]:
+def read_two_rotations(c: Fields, base: int, local: Callable[[], float]) -> tuple[Values, float]:
     """Return the rotation of layers without a window, and the theta of layers with the window.
 
     ``rope_parameters`` have fields for both kinds of layers. The older ``rope_theta`` and
@@ -132,7 +140,7 @@ def read_two_rotations(c: Fields, base: int, local: Callable[[], int]) -> tuple[
         near.check("rope_type", ("default",), near.any("type", "default"))
         near.check(_PARTIAL, (1.0, 1), 1.0)
     if near is not None and "rope_theta" in near:
-        return rotation, near.whole("rope_theta", most=LARGEST_BASE)
+        return rotation, read_base(near, "rope_theta")
     return rotation, local()
 
 

@@ -10,6 +10,8 @@ from megatron.checkpoint import storage
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.checkpoint.saved_model import stored
+from megatron.checkpoint.saved_tokenizer import SavedTokenizer
+from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.model.settings import ModelSettings
 from megatron.parallel.groups import ConnectedAxis
 
@@ -19,19 +21,25 @@ Advance = Callable[[int], None]
 _ALONE: Final = ConnectedAxis("world", 0, (0,))
 
 
-def write_weights(root: Path, model: ModelSettings, tensors: Mapping[str, StreamedTensor]) -> Path:
+def write_weights(
+    root: Path,
+    model: ModelSettings,
+    tensors: Mapping[str, StreamedTensor],
+    used: TokenizerSettings | None = None,
+) -> Path:
     """Write a checkpoint of iteration 0 that has weights only, as ``--finetune`` loads it.
 
     Args:
         root: folder of checkpoints.
         model: configuration of the model.
         tensors: tensors by their names in a checkpoint; they are made one after the other.
+        used: the model's tokenizer, whose files are copied; ``None``: it is not known.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        SaveError: the checkpoint was not written.
+        SaveError: the checkpoint was not written, or its tokenizer not copied.
     """
     common = {
         "iteration": 0,
@@ -41,7 +49,15 @@ def write_weights(root: Path, model: ModelSettings, tensors: Mapping[str, Stream
         "model": stored(model),
         "plan": "",
     }
-    return storage.write(root, 0, tensors, common, _ALONE)
+    saved = None if used is None else SavedTokenizer.of(used)
+    if saved is None or used is None:
+        return storage.write(root, 0, tensors, common, _ALONE)
+    where = storage.write(root, 0, tensors, common | saved.stored, _ALONE)
+    try:
+        saved.copy(root, used)
+    except OSError as error:
+        raise storage.SaveError(f"{where} has no tokenizer beside it: {error}") from error
+    return where
 
 
 def check_finite(tensor: Tensor, where: str) -> None:

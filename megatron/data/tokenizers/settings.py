@@ -27,7 +27,8 @@ class TokenizerSettings:
     # fmt: off
     tokenizer_type: str | None = flag(None,
         "Kind of the tokenizer, by Megatron's name.", choices=TYPES,
-        unset="required, except with --vocab-size and --dry-run or --mock-data")
+        unset="that of the checkpoint of --load; without one required, except with --vocab-size "
+        "and --dry-run or --mock-data")
     tokenizer_model: Path | None = flag(None,
         "File of the tokenizer: a sentencepiece model, tiktoken's vocabulary in JSON, or the "
         "folder of a HuggingFaceTokenizer.", unset="none", idle_without="--tokenizer-type",

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.changed_fields import config_of
+from checkpoint.foreign.changed_fields import Change, Comparison, config_of
 from checkpoint.foreign.known_models import weights
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +21,10 @@ from megatron.commands.convert_checkpoint import main
 from tools.conversions_table import random_model, run_logits, some_tokens, their_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
+
+
+_STARCODER2_3B: Final = 999999.4420358813
+"""RoPE theta of the published StarCoder2-3b."""
 
 
 def imported(family: str, folder: Path, *words: str) -> Path:
@@ -116,6 +120,45 @@ def test_samples_on_both_sides_of_longropes_length(length: int, tmp_path: Path) 
     tokens = some_tokens(length)
     wanted = their_logits(random_model("phi 4 mini, longrope"), tokens)
     assert (run_logits(where, tokens) - wanted).abs().max() < 1e-4
+
+
+_ALPHA: Final = {"rope_type": "dynamic", "alpha": 2.5, "factor": 1.0, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "value", "thetas"),
+    [
+        ("starcoder 2", ("rope_parameters", "rope_theta"), _STARCODER2_3B, (_STARCODER2_3B, None)),
+        ("hunyuan", ("rope_parameters",), _ALPHA, (10000.0 * 2.5 ** (16 / 14), None)),
+        (
+            "gemma 3",
+            ("rope_parameters", "sliding_attention", "rope_theta"),
+            10000.5,
+            (1000000.0, 10000.5),
+        ),
+    ],
+)
+def test_thetas_that_are_not_whole(
+    family: str,
+    path: tuple[str, ...],
+    value: Any,
+    thetas: tuple[float, float | None],
+    tmp_path: Path,
+) -> None:
+    """Their logits are those of ``transformers``, imported and exported again."""
+    change = Change(path, value)
+    config = Fields(change.of(config_of(family)), "config.json")
+    positions = family_of(config).model_of(config, 20).positions
+    assert (positions.rotary_base, positions.rotary_base_local) == thetas
+    assert Comparison(family).fault_of(change, tmp_path) is None
+
+
+@pytest.mark.parametrize("alpha", [1e-9, 1e9, 1e300])
+def test_an_alpha_that_makes_no_theta(alpha: float) -> None:
+    values = config_of("hunyuan") | {"rope_parameters": _ALPHA | {"alpha": alpha}}
+    config = Fields(values, "config.json")
+    with pytest.raises(ForeignError, match=r"rope_parameters: alpha is .*, which is not one that"):
+        family_of(config).model_of(config, 20)
 
 
 @pytest.mark.parametrize(

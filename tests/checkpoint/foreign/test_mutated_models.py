@@ -166,7 +166,7 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
         ("rope_scaling", {"rope_type": "yarn"}),
         ("rope_scaling", "linear"),
         ("rope_scaling", {"rope_type": "linear", "factor": 1.5}),
-        ("rope_theta", 1e4 + 0.5),
+        ("rope_theta", 0.5),
         ("rms_norm_eps", "small"),
         ("attention_bias", True),
         ("tie_word_embeddings", 1),
