@@ -1,0 +1,361 @@
+"""What ``pretrain_gpt.py`` says to the flags of a script: its own parser answers, in a dry run."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+from megatron.commands.launch_scripts.launches import Launch, Ranks
+from megatron.commands.launch_scripts.values import Hole, Holes, is_hole
+from megatron.config.command_line import read
+from megatron.config.expert_ranks import sizes_of_experts
+from megatron.config.foreign.answers import ANSWERS
+from megatron.config.parallelism import ParallelFlags
+from megatron.config.schedule import treatment_of
+from megatron.config.told import Told, is_of, told_of
+from megatron.config.topics import DECLARED
+from megatron.flags.groups import Reading
+from megatron.flags.words import split
+from megatron.schedules.treatments import TREATMENTS
+
+SPLIT: Final = "vocab-2"
+"""The treatment of the second line."""
+
+VOCABULARY: Final = 32_000
+"""Entries of the vocabulary that a line is judged with, if they are not told: a rule's answer does
+not depend on their number."""
+
+_ENDS: Final = (
+    *("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
+    *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
+    *("--pipeline-model-parallel-layout", "--final-stage-num-layers"),
+)
+"""Flags that make room for the vocabulary layers, which a split needs no longer."""
+
+_SPLITS: Final = (
+    *("--vocab-parallel", "--enable-vocab-parallel", "--disable-backward-fusion"),
+    *("--use-interlaced-schedule", "--enable-layer-redistribution"),
+)
+"""Flags that name a treatment."""
+
+_OF_DRY_RUNS: Final = ("not read in a dry run", "--dry-run counts")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a line.
+
+    Attributes:
+        option: the flag, with hyphens.
+        values: the words behind it, with holes.
+    """
+
+    option: str
+    values: tuple[str, ...] = ()
+
+    def shown(self, holes: Holes) -> str:
+        """Return the flag as the script writes it, with the values that are known."""
+        return " ".join([self.option, *map(holes.shown, self.values)])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Ranks of a job by axis.
+
+    Attributes:
+        t, c, p: tensor-, context- and pipeline-parallel ranks.
+        e: ranks over which experts are spread.
+        world: all ranks; ``None``: not known.
+    """
+
+    t: int
+    c: int
+    p: int
+    e: int
+    world: int | None
+
+    @property
+    def of_replica(self) -> int:
+        """Ranks of a replica."""
+        return self.t * self.c * self.p
+
+    @property
+    def d(self) -> int | None:
+        """Replicas; ``None``: not known, or the ranks make no whole number of them."""
+        if self.world is None or self.world % self.of_replica:
+            return None
+        return self.world // self.of_replica
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A line to run here.
+
+    Attributes:
+        flags: its flags.
+        left_out: flags of the script that are left out, each with the reason.
+        added: flags that the script does not have.
+        changes: lines on what must be changed before the line runs.
+        notes: lines on flags that change nothing, or are read as others.
+    """
+
+    flags: tuple[Flag, ...]
+    left_out: tuple[Told, ...] = ()
+    added: tuple[Flag, ...] = ()
+    changes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A training of a script with all answers.
+
+    Attributes:
+        launch: the training.
+        ranks: its processes, after the command line's own numbers.
+        flags: all its flags.
+        told: the answer to every flag, then lines on flags that are missing.
+        unknown: flags whose values are not known.
+        further: holes in place of further flags.
+        stray: words that belong to no flag.
+        sizes: ranks by axis.
+        unsized: flags of ``sizes`` whose values are not known.
+        treatment: of the vocabulary.
+        vocabulary: entries of the vocabulary; ``None``: the tokenizer tells them.
+        as_is: the line without the flags that are refused.
+        split: the same with the vocabulary split; ``None``: the line splits it already.
+        dispensable: flags that a split makes needless.
+    """
+
+    launch: Launch
+    ranks: Ranks
+    flags: tuple[Flag, ...]
+    told: tuple[Told, ...]
+    unknown: tuple[Flag, ...]
+    further: tuple[Hole, ...]
+    stray: tuple[str, ...]
+    sizes: Sizes
+    unsized: tuple[str, ...]
+    treatment: str
+    vocabulary: int | None
+    as_is: Variant
+    split: Variant | None
+    dispensable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a training besides its flags.
+
+    Attributes:
+        holes: the holes of its script.
+        ranks: its processes.
+        vocabulary: entries of the vocabulary, if the command line tells them.
+    """
+
+    holes: Holes
+    ranks: Ranks
+    vocabulary: int | None = None
+
+    def dry_words(self, flags: Sequence[Flag], replicas: int) -> list[str]:
+        """Return the command line of a dry run of some flags, with holes as the script has them."""
+        given = {flag.option for flag in flags}
+        words = [w for flag in flags for w in (flag.option, *map(self.holes.shown, flag.values))]
+        words += ["--dry-run", "--dry-run-replicas", str(replicas)]
+        if "--vocab-size" not in given:
+            words += ["--vocab-size", str(self.vocabulary or VOCABULARY)]
+        return words
+
+    def read(self, flags: Sequence[Flag], replicas: int = 1) -> Reading:
+        """Read a line, without mistakes about values that are not known."""
+        found = read(self.dry_words(flags, replicas), 1, speak=False)
+        texts = {hole.text for flag in flags for v in flag.values for hole in self.holes.within(v)}
+        mistakes = (
+            line
+            for line in found.mistakes
+            if not any(text in line for text in (*texts, *_OF_DRY_RUNS))
+        )
+        notes = (line for line in found.notes if not any(text in line for text in _OF_DRY_RUNS))
+        return Reading(found.flags, tuple(mistakes), tuple(notes))
+
+
+def judgement_of(launch: Launch, job: Job) -> Judgement:
+    """Return the answers to a training's flags, and the lines to run here.
+
+    Args:
+        launch: the training.
+        job: what is known besides its flags.
+    """
+    flags, further, stray = _sorted(launch.words, job.holes)
+    first = job.read(flags)
+    sizes = _sizes(first, job.ranks.world_size)
+    replicas = sizes.d or _fewest_replicas(first, sizes)
+    found = job.read(flags, replicas)
+    told = _told(flags, found, job.holes)
+    as_is = _as_is(flags, told, job, replicas)
+    kept = job.read(as_is.flags, replicas)
+    treatment = treatment_of(kept.flags)
+    is_split = treatment in TREATMENTS and TREATMENTS[treatment].is_sharded
+    unknown = tuple(flag for flag in flags if any(job.holes.within(v) for v in flag.values))
+    names = {flag.option for flag in flags}
+    given = kept.flags.given.get("--vocab-size", ("",))[0] if "--vocab-size" in names else ""
+    return Judgement(
+        launch,
+        job.ranks,
+        flags,
+        tuple(told),
+        unknown,
+        tuple(hole for word in further for hole in job.holes.within(word)),
+        tuple(map(job.holes.shown, stray)),
+        sizes,
+        tuple(flag.shown(job.holes) for flag in unknown if _ours(flag.option) in _SIZES),
+        treatment,
+        int(given) if given.isdigit() else job.vocabulary,
+        as_is,
+        None if is_split else _split(as_is, kept, job, replicas),
+        tuple(flag.shown(job.holes) for flag in as_is.flags if flag.option in _ENDS),
+    )
+
+
+_SIZES: Final = (
+    *("--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
+    *("--context-parallel-size", "--expert-model-parallel-size"),
+)
+
+
+def _sorted(words: Sequence[str], holes: Holes) -> tuple[tuple[Flag, ...], list[str], list[str]]:
+    """Return the flags, the holes that may be further flags, and words that belong to no flag."""
+    flags, further, stray = list[Flag](), list[str](), list[str]()
+
+    def is_more(word: str) -> bool:
+        return _NAMES_MORE.search(holes.within(word)[0].text) is not None
+
+    for option, values in split([word for word in words if word not in ("-h", "--help")]):
+        own, behind = list(values), list[str]()
+        while own and is_hole(own[-1]) and (is_more(own[-1]) or _is_too_many(option, own)):
+            behind.append(own.pop())
+        further += reversed(behind)
+        if option:
+            flags.append(Flag(option, tuple(own)))
+        else:
+            stray += own
+    return tuple(flags), further, stray
+
+
+_NAMES_MORE: Final = re.compile("ARG|OPT|FLAG|EXTRA", re.IGNORECASE)
+"""In the name of a variable that is not set: it stands for further flags, not for a value."""
+
+
+def _is_too_many(option: str, values: Sequence[str]) -> bool:
+    """Return whether a flag takes fewer words than stand behind it."""
+    if not option:
+        return True
+    if option in DECLARED:
+        own = DECLARED[option]
+        return not own.takes_several and len(values) > int(own.kind is not bool)
+    known = ANSWERS.of(option)
+    if not known:
+        return len(values) > 1
+    most = [len(values) if "..." in a.form else int(a.form != "") for a in known]
+    return len(values) > max(most)
+
+
+def _ours(option: str) -> str:
+    """Return the name that a flag has here."""
+    answer = next((a for a in ANSWERS.of(option) if a.is_name), None)
+    return answer.reason.split()[0] if answer is not None and option not in DECLARED else option
+
+
+def _sizes(found: Reading, world: int | None) -> Sizes:
+    own = found.flags[ParallelFlags]
+    return Sizes(
+        own.tensor_model_parallel_size,
+        own.context_parallel_size,
+        own.pipeline_model_parallel_size,
+        sizes_of_experts(found.flags)[0],
+        world,
+    )
+
+
+def _fewest_replicas(found: Reading, sizes: Sizes) -> int:
+    """Return the fewest replicas whose ranks can share the experts."""
+    block = prod(sizes_of_experts(found.flags))
+    return max(1, block // (sizes.t * sizes.c))
+
+
+def _told(flags: Sequence[Flag], found: Reading, holes: Holes) -> list[Told]:
+    shown = [(flag.option, *map(holes.shown, flag.values)) for flag in flags]
+    return told_of(shown, found.mistakes, found.notes)
+
+
+def _is_left_out(told: Told) -> bool:
+    """Return whether a refused flag asks for what is not built, or is no flag."""
+    return bool(told.feature) or " is no flag: " in told.line
+
+
+def _as_is(flags: Sequence[Flag], told: Sequence[Told], job: Job, replicas: int) -> Variant:
+    """Return the line without the refused flags whose effect cannot be had."""
+    answers = dict(zip(flags, told, strict=False))
+    out = {f for f in flags if answers[f].verdict == "refused" and _is_left_out(answers[f])}
+    while True:
+        kept = tuple(flag for flag in flags if flag not in out)
+        found = job.read(kept, replicas)
+        needed = {flag for flag in out if any(is_of(m, flag.option) for m in found.mistakes)}
+        if not needed:
+            break
+        out -= needed
+    left_out = tuple(answers[flag] for flag in flags if flag in out)
+    return Variant(kept, left_out, (), found.mistakes, found.notes)
+
+
+def _split(as_is: Variant, before: Reading, job: Job, replicas: int) -> Variant:
+    """Return the line with the vocabulary split, without flags that contradict the split."""
+    own = Flag("--vocab-parallel", (SPLIT,))
+    kept = tuple(flag for flag in as_is.flags if flag.option not in _SPLITS)
+    left_out = [
+        Told(flag.shown(job.holes), "refused", f"{flag.option} names another treatment")
+        for flag in as_is.flags
+        if flag.option in _SPLITS
+    ]
+    found = job.read((*kept, own), replicas)
+    new = _new(found.mistakes, before.mistakes)
+    for flag in kept:
+        own_faults = [line for line in new if flag.option in line.replace(":", " ").split()]
+        if not own_faults:
+            continue
+        rest = tuple(one for one in kept if one is not flag)
+        again = job.read((*rest, own), replicas)
+        if len(faults := _new(again.mistakes, before.mistakes)) < len(new):
+            left_out.append(Told(flag.shown(job.holes), "refused", own_faults[0]))
+            kept, found, new = rest, again, faults
+    return Variant(
+        (*kept, own),
+        tuple(left_out),
+        (own,),
+        found.mistakes,
+        tuple(_new(found.notes, before.notes)),
+    )
+
+
+def _new(lines: Iterable[str], before: Iterable[str]) -> list[str]:
+    known = set(before)
+    return [line for line in lines if line not in known]
+
+
+def with_numbers(ranks: Ranks, machines: int | None, per_machine: int | None) -> Ranks:
+    """Return the processes of a training with the numbers of the command line.
+
+    Args:
+        ranks: as the script tells them.
+        machines: machines; ``None``: as the script tells.
+        per_machine: processes of a machine; ``None``: as the script tells.
+    """
+    world = ranks.world_size
+    if per_machine and not machines and world and world % per_machine == 0:
+        machines = world // per_machine
+    return replace(
+        ranks,
+        machines=machines or ranks.machines,
+        per_machine=per_machine or ranks.per_machine,
+    )
