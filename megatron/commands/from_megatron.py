@@ -125,7 +125,7 @@ def _mistakes(flags: Flags) -> Iterator[str]:
 
 
 def _answer(own: FromFlags) -> None:
-    source, launches = read_source(own.script, dict(own.set))
+    source, launches = read_source(own.script, dict(own.set), has_model=own.model is not None)
     if own.launch is not None:
         if own.launch > len(launches):
             raise ValueError(f"--launch {own.launch}: the script has {len(launches)}; choose one")

@@ -32,7 +32,9 @@ class Told:
     @property
     def said(self) -> str:
         """The line without the flag that begins it."""
-        return self.line.removeprefix(spelling(self.flag)).lstrip(": ")
+        option, _, values = self.flag.partition(" ")
+        written = f"{spelling(option)} {values}".rstrip()
+        return self.line.removeprefix(written).lstrip(": ")
 
 
 def told_of(

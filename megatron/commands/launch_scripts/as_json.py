@@ -38,6 +38,7 @@ def as_json(source: Source, own: Judgement, gain: Gain | None, faults: list[str]
         "notes": list(source.notes),
         "defaults": dict(source.defaults or {}),
         "taken_as_empty": list(source.assumed),
+        "other_defaults": list(own.other_defaults),
         "exported": list(source.exported),
         "vocabulary": own.treatment,
         "as_is": _variant(own, own.as_is, holes),

@@ -1,7 +1,7 @@
 """What ``pretrain_gpt.py`` says to the flags of a script: its own parser answers, in a dry run."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
@@ -126,6 +126,7 @@ class Judgement:
         as_is: the line without the flags that are refused.
         split: the same with the vocabulary split; ``None``: the line splits it already.
         dispensable: flags that a split makes needless.
+        other_defaults: lines on flags that the script leaves out and that have another default.
     """
 
     launch: Launch
@@ -142,6 +143,7 @@ class Judgement:
     as_is: Variant
     split: Variant | None
     dispensable: tuple[str, ...]
+    other_defaults: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,14 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         job: what is known besides its flags.
     """
     flags, further, stray = _sorted(launch.words, job.holes)
+    usual = _usual(flags, launch)
+    flags = (*flags, *usual)
     first = job.read(flags)
     sizes = _sizes(first, job.ranks.world_size)
     replicas = sizes.d or _fewest_replicas(first, sizes)
     found = job.read(flags, replicas)
     told = _told(flags, found, job.holes)
-    as_is = _as_is(flags, told, job, replicas)
+    as_is = replace(_as_is(flags, told, job, replicas), added=usual)
     kept = job.read(as_is.flags, replicas)
     treatment = treatment_of(kept.flags)
     is_split = treatment in TREATMENTS and TREATMENTS[treatment].is_sharded
@@ -215,7 +219,25 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         as_is,
         None if is_split else _split(as_is, kept, job, replicas),
         tuple(flag.shown(job.holes) for flag in as_is.flags if flag.option in _ENDS),
+        tuple(_other_defaults({flag.option for flag in flags}, sizes)) if launch.line else (),
     )
+
+
+def _usual(flags: Sequence[Flag], launch: Launch) -> tuple[Flag, ...]:
+    """Return flags that Megatron-LM's pretrain_gpt.py adds to a line without them."""
+    options = {_ours(flag.option) for flag in flags}
+    files = {"--vocab-file", "--merge-file"}
+    if launch.line and files <= options and "--tokenizer-type" not in options:
+        return (Flag("--tokenizer-type", ("GPT2BPETokenizer",)),)
+    return ()
+
+
+def _other_defaults(options: Collection[str], sizes: Sizes) -> Iterator[str]:
+    """Yield flags that the script leaves out and that have another default here."""
+    if sizes.c > 1 and "--cp-comm-type" not in options:
+        yield "--cp-comm-type is p2p there and all_gather here; add --cp-comm-type p2p for the same"
+    if {"--eval-interval", "--eval-iters"}.isdisjoint(options):
+        yield "a run evaluates every 1,000 iterations there and never here; --eval-interval N asks"
 
 
 _SIZES: Final = (
@@ -354,6 +376,8 @@ def with_numbers(ranks: Ranks, machines: int | None, per_machine: int | None) ->
     world = ranks.world_size
     if per_machine and not machines and world and world % per_machine == 0:
         machines = world // per_machine
+    elif machines and not per_machine and ranks.total and ranks.total % machines == 0:
+        per_machine = ranks.total // machines
     return replace(
         ranks,
         machines=machines or ranks.machines,

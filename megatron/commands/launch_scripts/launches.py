@@ -42,18 +42,20 @@ class Ranks:
         per_machine: processes of a machine; ``None``: not known.
         machines_text: the number of machines as the script writes it; empty: not written.
         per_machine_text: the processes of a machine as the script writes them.
+        total: all processes, if only their number is known.
     """
 
     machines: int | None
     per_machine: int | None
     machines_text: str = ""
     per_machine_text: str = ""
+    total: int | None = None
 
     @property
     def world_size(self) -> int | None:
         """All processes; ``None``: not known."""
         if self.machines is None or self.per_machine is None:
-            return None
+            return self.total
         return self.machines * self.per_machine
 
 

@@ -1,6 +1,5 @@
 """The page on a launch script: its ranks, the answers to its flags, and the lines to run here."""
 
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -70,9 +69,8 @@ def _head(source: Source, own: Judgement) -> Iterator[str]:
     yield f"{source.name}{where}: {by}{times}"
     if not launch.trains_gpt:
         yield f"{launch.program} trains another kind of model; this project trains GPTs only"
-    if ranks.world_size is not None:
-        machines = counted(ranks.machines or 1, "machine")
-        each = counted(ranks.per_machine or 1, "rank")
+    if ranks.machines is not None and ranks.per_machine is not None:
+        machines, each = counted(ranks.machines, "machine"), counted(ranks.per_machine, "rank")
         yield f"ranks: {machines} x {each} = {ranks.world_size}{_layout(own)}"
         return
     open_ones = [
@@ -83,7 +81,8 @@ def _head(source: Source, own: Judgement) -> Iterator[str]:
         )
         if known is None
     ]
-    yield f"ranks: not known: {', '.join(open_ones)}{_layout(own)}"
+    known = f"{ranks.total} in all, " if ranks.total else ""
+    yield f"ranks: {known}not known: {', '.join(open_ones)}{_layout(own)}"
 
 
 def _layout(own: Judgement) -> str:
@@ -132,13 +131,18 @@ def _way(hole: Hole) -> str:
 
 
 def _row(title: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        f"{title} {text}",
-        WIDTH,
-        subsequent_indent=_INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _items(title, text.split(" "))
+
+
+def _items(title: str, items: Iterable[str]) -> list[str]:
+    """Return items in rows behind a title; no item is broken."""
+    rows = [title]
+    for item in items:
+        if len(rows[-1]) + 1 + len(item) > WIDTH:
+            rows.append(f"{_INDENT}{item}")
+        else:
+            rows[-1] += f" {item}"
+    return rows
 
 
 def _flags(own: Judgement, holes: Holes) -> Iterator[str]:
@@ -151,13 +155,16 @@ def _flags(own: Judgement, holes: Holes) -> Iterator[str]:
     )
     stays = [answer.flag for answer in told if answer.verdict == "accepted"]
     if stays:
-        yield from _row("stays:", "  ".join(stays))
+        yield from _items("stays:", stays)
     noted = [answer for answer in told if answer.verdict == "noted"]
     if noted:
         yield "noted, and may stay:"
     yield from (f"{_INDENT}{answer.flag}: {answer.said}" for answer in noted)
     known = {answer.line for answer in noted}
     yield from (f"{_INDENT}{note}" for note in own.as_is.notes if note not in known)
+    for flag in own.as_is.added:
+        yield f"added: {flag.shown(holes)}, which Megatron-LM's pretrain_gpt.py takes by default"
+    yield from (f"other default: {line}" for line in own.other_defaults)
 
 
 def _must_change(variant: Variant) -> Iterator[str]:

@@ -13,12 +13,15 @@ from megatron.native.files import FileKindError, read_bytes
 _CONFIGS: Final = (".toml", ".yaml", ".yml")
 
 
-def read_source(path: Path, given: Mapping[str, str]) -> tuple[Source, tuple[Launch, ...]]:
+def read_source(
+    path: Path, given: Mapping[str, str], *, has_model: bool = False
+) -> tuple[Source, tuple[Launch, ...]]:
     """Read a file; nothing of it is run.
 
     Args:
         path: a shell script, or with its ending .toml or .yaml a configuration.
         given: values of the script's variables.
+        has_model: whether the user tells the sizes of the model, which a configuration may not.
 
     Returns:
         How the file was read, and its trainings, one at least.
@@ -32,7 +35,7 @@ def read_source(path: Path, given: Mapping[str, str]) -> tuple[Source, tuple[Lau
         if path.suffix.lower() in _CONFIGS:
             from megatron.commands.launch_scripts.configs import read_config
 
-            return read_config(path, text, given)
+            return read_config(path, text, given, has_model=has_model)
         script = read_script(text, given)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
