@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from megatron.commands.environment import in_environment
 
@@ -39,7 +39,7 @@ with in_environment():
     from megatron.planning.asked.model import model_of
     from megatron.simulator.costs.gpus import GPUS, gpu
 
-_COMMAND = re.compile(r"(\$\(.*\)|`.*`)=(.*)", re.DOTALL)
+_COMMAND = re.compile(r"(\$\(.*\)|\$\{.*\}|`.*`)=(.*)", re.DOTALL)
 
 
 def _setting(word: str) -> tuple[str, str]:
@@ -138,18 +138,24 @@ def _answer(own: FromFlags) -> None:
         )
     answers = [_one(own, source, launch) for launch in launches]
     if own.json:
-        found = [as_json(source, judgement, *rest) for judgement, *rest in answers]
+        found = [as_json(source, *answer) for answer in answers]
         print(json.dumps({"launches": found}, indent=2))
     else:
         rule = f"\n\n{'=' * 100}\n\n"
-        print(rule.join(page_of(source, judgement, *rest) for judgement, *rest in answers))
-    _write(own, source, answers[0][0])
+        print(rule.join(page_of(source, *answer) for answer in answers))
+    _write(own, source, answers[0].judgement)
 
 
-def _one(
-    own: FromFlags, source: Source, launch: Launch
-) -> tuple[Judgement, Gain | None, list[str]]:
-    """Return the answers to a training, with its prediction or the reasons why there is none."""
+class _Answer(NamedTuple):
+    """The answers to a training, with its prediction or the reasons why there is none."""
+
+    judgement: Judgement
+    gain: Gain | None
+    faults: list[str]
+
+
+def _one(own: FromFlags, source: Source, launch: Launch) -> _Answer:
+    """Return the answers to a training."""
     ranks = with_numbers(launch.ranks, own.nodes, own.gpus_per_node)
     vocabulary = own.vocab_size
     if own.model is not None:
@@ -158,11 +164,11 @@ def _one(
     job = Job(source.holes, ranks, vocabulary)
     judgement = judgement_of(launch, job)
     if own.predict is None:
-        return judgement, None, []
+        return _Answer(judgement, None, [])
     try:
-        return judgement, gain_of(judgement, job, gpu(own.predict)), []
+        return _Answer(judgement, gain_of(judgement, job, gpu(own.predict)), [])
     except ValueError as error:
-        return judgement, None, str(error).split("\n")
+        return _Answer(judgement, None, str(error).split("\n"))
 
 
 def _with_model(path: Path, words: Sequence[str]) -> tuple[str, ...]:

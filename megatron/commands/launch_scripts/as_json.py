@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from megatron.commands.launch_scripts.judge import Flag, Judgement, Variant
+from megatron.commands.launch_scripts.flags import Flag
+from megatron.commands.launch_scripts.judge import Judgement, Variant
 from megatron.commands.launch_scripts.line import launch_text
 from megatron.commands.launch_scripts.page import Source
 from megatron.commands.launch_scripts.predict import Gain

@@ -6,8 +6,8 @@ from typing import Final
 
 from megatron.commands.launch_scripts.expand import Expander
 from megatron.commands.launch_scripts.patterns import matches
+from megatron.commands.launch_scripts.tokens import Word
 from megatron.commands.launch_scripts.values import HOLE
-from megatron.commands.launch_scripts.words import Word
 
 TESTS: Final = frozenset({"[", "[[", "test", "(("})
 """Commands that are tests."""

@@ -23,6 +23,8 @@ _MOST_KEYS: Final = 5_000
 
 _DEEPEST: Final = 20
 
+_INTERPOLATED: Final = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+
 _NAMES: Final = {
     "num_moe_experts": "--num-experts",
     "layernorm_epsilon": "--norm-epsilon",
@@ -153,7 +155,7 @@ def _of_yaml(table: Mapping[Any, Any]) -> Translation:
     found = Translation()
     trainer = table.get("trainer")
     if isinstance(trainer, Mapping):
-        found.ranks = Ranks(*(_count(trainer.get(name)) for name in ("num_nodes", "devices")))
+        found.ranks = Ranks(_count(trainer.get("num_nodes")), _count(trainer.get("devices")))
     seen: dict[str, list[str]] = {}
     for keys, value in _leaves(table):
         words = _words(keys, value)
@@ -228,12 +230,14 @@ def _joined(values: Sequence[object]) -> str:
 
 def _filled(word: str, given: Mapping[str, str], holes: Holes) -> str:
     """Return a word with the values of ``${NAME}``; one that is not known is a hole."""
+    word = word.replace("\0", "")
+    if word in given:
+        return given[word]
+    if "${" in _INTERPOLATED.sub("", word):  # a function, or a key of the file
+        return holes.mark(Hole(word, "", 0))
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
-        if name in given:
-            return given[name]
-        own = name if name.isidentifier() else ""
-        return holes.mark(Hole(f"${{{name}}}", own, 0))
+        return given[name] if name in given else holes.mark(Hole(f"${{{name}}}", name, 0))
 
-    return re.sub(r"\$\{([^{}\0]+)\}", value, word.replace("\0", ""))
+    return _INTERPOLATED.sub(value, word)

@@ -12,6 +12,7 @@ from typing import Final
 from megatron.commands.launch_scripts.faults import DEEPEST, ScriptError
 from megatron.commands.launch_scripts.patterns import changed
 from megatron.commands.launch_scripts.sums import value_of_sum
+from megatron.commands.launch_scripts.tokens import Piece, Word
 from megatron.commands.launch_scripts.values import (
     HOLE,
     Array,
@@ -22,7 +23,7 @@ from megatron.commands.launch_scripts.values import (
     is_ambient,
     is_hole,
 )
-from megatron.commands.launch_scripts.words import Piece, Word, pieces_of
+from megatron.commands.launch_scripts.words import pieces_of
 
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[!#]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[#?$!@*-])(?:\[(?P<at>[^\]]*)\])?(?P<rest>.*)",
@@ -250,7 +251,7 @@ class Expander:
         return found
 
     def named(self, name: str, value: str, line: int) -> str:
-        """Return a value that is assigned, so that a hole of $1 or $(...) has the variable's name."""
+        """Return a value that is assigned, so that a hole of $1 or $(...) has its name."""
         unnamed = [hole for hole in self.holes.within(value) if not hole.name.isidentifier()]
         is_one_word = not re.search(r"\s", self.holes.shown(value)) or is_hole(value)
         if unnamed and is_one_word and name.isidentifier():

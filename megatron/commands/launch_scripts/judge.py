@@ -1,22 +1,19 @@
 """What ``pretrain_gpt.py`` says to the flags of a script: its own parser answers, in a dry run."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from megatron.commands.launch_scripts.flags import Flag, name_here, sorted_flags
 from megatron.commands.launch_scripts.launches import Launch, Ranks
-from megatron.commands.launch_scripts.values import Hole, Holes, is_hole
+from megatron.commands.launch_scripts.values import Hole, Holes
 from megatron.config.command_line import read
 from megatron.config.expert_ranks import sizes_of_experts
-from megatron.config.foreign.answers import ANSWERS
 from megatron.config.parallelism import ParallelFlags
 from megatron.config.schedule import treatment_of
 from megatron.config.told import Told, is_of, told_of
-from megatron.config.topics import DECLARED
 from megatron.flags.groups import Reading
-from megatron.flags.words import split
 from megatron.schedules.treatments import TREATMENTS
 
 SPLIT: Final = "vocab-2"
@@ -40,23 +37,6 @@ _SPLITS: Final = (
 """Flags that name a treatment."""
 
 _OF_DRY_RUNS: Final = ("not read in a dry run", "--dry-run counts")
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag of a line.
-
-    Attributes:
-        option: the flag, with hyphens.
-        values: the words behind it, with holes.
-    """
-
-    option: str
-    values: tuple[str, ...] = ()
-
-    def shown(self, holes: Holes) -> str:
-        """Return the flag as the script writes it, with the values that are known."""
-        return " ".join([self.option, *map(holes.shown, self.values)])
 
 
 @dataclass(frozen=True)
@@ -189,7 +169,7 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         launch: the training.
         job: what is known besides its flags.
     """
-    flags, further, stray = _sorted(launch.words, job.holes)
+    flags, further, stray = sorted_flags(launch.words, job.holes)
     usual = _usual(flags, launch)
     flags = (*flags, *usual)
     first = job.read(flags)
@@ -213,7 +193,7 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         tuple(hole for word in further for hole in job.holes.within(word)),
         tuple(map(job.holes.shown, stray)),
         sizes,
-        tuple(flag.shown(job.holes) for flag in unknown if _ours(flag.option) in _SIZES),
+        tuple(flag.shown(job.holes) for flag in unknown if name_here(flag.option) in _SIZES),
         treatment,
         int(given) if given.isdigit() else job.vocabulary,
         as_is,
@@ -225,7 +205,7 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
 
 def _usual(flags: Sequence[Flag], launch: Launch) -> tuple[Flag, ...]:
     """Return flags that Megatron-LM's pretrain_gpt.py adds to a line without them."""
-    options = {_ours(flag.option) for flag in flags}
+    options = {name_here(flag.option) for flag in flags}
     files = {"--vocab-file", "--merge-file"}
     if launch.line and files <= options and "--tokenizer-type" not in options:
         return (Flag("--tokenizer-type", ("GPT2BPETokenizer",)),)
@@ -244,49 +224,6 @@ _SIZES: Final = (
     *("--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
     *("--context-parallel-size", "--expert-model-parallel-size"),
 )
-
-
-def _sorted(words: Sequence[str], holes: Holes) -> tuple[tuple[Flag, ...], list[str], list[str]]:
-    """Return the flags, the holes that may be further flags, and words that belong to no flag."""
-    flags, further, stray = list[Flag](), list[str](), list[str]()
-
-    def is_more(word: str) -> bool:
-        return _NAMES_MORE.search(holes.within(word)[0].text) is not None
-
-    for option, values in split([word for word in words if word not in ("-h", "--help")]):
-        own, behind = list(values), list[str]()
-        while own and is_hole(own[-1]) and (is_more(own[-1]) or _is_too_many(option, own)):
-            behind.append(own.pop())
-        further += reversed(behind)
-        if option:
-            flags.append(Flag(option, tuple(own)))
-        else:
-            stray += own
-    return tuple(flags), further, stray
-
-
-_NAMES_MORE: Final = re.compile("ARG|OPT|FLAG|EXTRA", re.IGNORECASE)
-"""In the name of a variable that is not set: it stands for further flags, not for a value."""
-
-
-def _is_too_many(option: str, values: Sequence[str]) -> bool:
-    """Return whether a flag takes fewer words than stand behind it."""
-    if not option:
-        return True
-    if option in DECLARED:
-        own = DECLARED[option]
-        return not own.takes_several and len(values) > int(own.kind is not bool)
-    known = ANSWERS.of(option)
-    if not known:
-        return len(values) > 1
-    most = [len(values) if "..." in a.form else int(a.form != "") for a in known]
-    return len(values) > max(most)
-
-
-def _ours(option: str) -> str:
-    """Return the name that a flag has here."""
-    answer = next((a for a in ANSWERS.of(option) if a.is_name), None)
-    return answer.reason.split()[0] if answer is not None and option not in DECLARED else option
 
 
 def _sizes(found: Reading, world: int | None) -> Sizes:

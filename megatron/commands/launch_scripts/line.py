@@ -41,8 +41,9 @@ class _Blanks:
             free = hole.name and hole.name.isidentifier()
             name = hole.name if free else f"VALUE_{len(self._names) + 1}"
             self._names[hole] = name
+            where = f" in line {hole.line}" if hole.line else ""
             choices = f"; one of {', '.join(hole.choices)}" if hole.choices else ""
-            self.meanings.setdefault(name, f"{_plain(hole.text)} in line {hole.line}{choices}")
+            self.meanings.setdefault(name, f"{_plain(hole.text)}{where}{choices}")
         return self._names[hole]
 
     def word(self, value: str) -> str:

@@ -7,7 +7,8 @@ follows (``planning.estimate``).
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.commands.launch_scripts.judge import Flag, Job, Judgement
+from megatron.commands.launch_scripts.flags import Flag
+from megatron.commands.launch_scripts.judge import Job, Judgement
 from megatron.config.edit import set_to
 from megatron.config.line import Line
 from megatron.planning.estimate import Estimate
@@ -68,7 +69,7 @@ def gain_of(own: Judgement, job: Job, gpu: Gpu) -> Gain:
         more = [flag for flag in own_flags if flag not in own.as_is.flags]
         lines = (_line(own_flags, own, job, gpu), _line([*own.split.flags, *more], own, job, gpu))
         names = (own.treatment, "vocab-2")
-    found, faults = [], []
+    found, faults = list[Estimate | None](), list[str]()
     for name, line in zip(names, lines, strict=True):
         try:
             found.append(_estimate(line, gpu))

@@ -1,76 +1,22 @@
 """From words to commands: the statements of a shell script as a tree. Nothing is run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from megatron.commands.launch_scripts.faults import DEEPEST, ScriptError
-from megatron.commands.launch_scripts.words import Operator, Piece, Token, Word, tokens_of
-
-
-@dataclass(frozen=True)
-class Simple:
-    """A command: assignments before it, its name and its arguments, all of them words."""
-
-    words: tuple[Word, ...]
-    line: int
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Statements joined by ``&&``, ``||`` or ``|``, each with the operator before it."""
-
-    links: "tuple[tuple[str, Statement], ...]"
-    line: int
-
-
-@dataclass(frozen=True)
-class Branches:
-    """``if``: conditions with their bodies, and the body if no condition holds."""
-
-    branches: "tuple[tuple[Block, Block], ...]"
-    otherwise: "Block"
-    line: int
-
-
-@dataclass(frozen=True)
-class Case:
-    """``case``: a word, and bodies with the patterns that they are for."""
-
-    word: Word
-    choices: "tuple[tuple[tuple[Word, ...], Block], ...]"
-    line: int
-
-
-@dataclass(frozen=True)
-class Loop:
-    """``for NAME in WORDS``, or with an empty name ``while``, ``until`` and ``for ((...))``."""
-
-    name: str
-    words: tuple[Word, ...] | None
-    body: "Block"
-    line: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """``{ ...; }`` or ``( ... )``."""
-
-    body: "Block"
-    line: int
-
-
-@dataclass(frozen=True)
-class Function:
-    """The definition of a function."""
-
-    name: str
-    body: "Block"
-    line: int
-
-
-Statement = Simple | Chain | Branches | Case | Loop | Group | Function
-Block = tuple[Statement, ...]
+from megatron.commands.launch_scripts.statements import (
+    Block,
+    Branches,
+    Case,
+    Chain,
+    Function,
+    Group,
+    Loop,
+    Simple,
+    Statement,
+)
+from megatron.commands.launch_scripts.tokens import Operator, Piece, Token, Word
+from megatron.commands.launch_scripts.words import tokens_of
 
 _ENDS: Final = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 """Reserved words that end a block."""

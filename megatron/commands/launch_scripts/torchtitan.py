@@ -1,4 +1,4 @@
-"""From a TOML file of torchtitan to flags. Keys that the file leaves out have torchtitan's defaults.
+"""From a TOML file of torchtitan to flags. Keys that are left out have torchtitan's defaults.
 
 Only the settings of the training are there: the sizes of the model stand in torchtitan's code under
 the name and flavor that the file gives. ``--model`` tells them.

@@ -7,78 +7,10 @@ the texts of here-documents leave no word.
 
 import re
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from megatron.commands.launch_scripts.faults import ScriptError
-
-Kind = Literal["text", "variable", "command", "sum"]
-"""What a piece is: text as it stands; the inside of ${...}; of $(...); of $((...))."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a word.
-
-    Attributes:
-        kind: see ``Kind``.
-        text: the text itself, or the inside of the brackets.
-        quoted: whether it stands in quotes, so that its value is not split into words.
-        source: the piece as it is written.
-    """
-
-    kind: Kind
-    text: str
-    quoted: bool
-    source: str
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a command.
-
-    Attributes:
-        pieces: its parts.
-        line: number of its line, from 1.
-        elements: words in the brackets of ``NAME=(...)``; ``None``: the word has no brackets.
-    """
-
-    pieces: tuple[Piece, ...]
-    line: int
-    elements: "tuple[Word, ...] | None" = None
-
-    @property
-    def plain(self) -> str | None:
-        """The word if it is text without quotes, as reserved words are; else ``None``."""
-        if self.elements is None and all(p.kind == "text" and not p.quoted for p in self.pieces):
-            return "".join(piece.text for piece in self.pieces)
-        return None
-
-    @property
-    def source(self) -> str:
-        """The word about as it is written, for messages."""
-        own = "".join(piece.source for piece in self.pieces)
-        return own if self.elements is None else f"{own}(...)"
-
-
-@dataclass(frozen=True)
-class Operator:
-    """An operator such as ``&&``, or the end of a line, which is ``;`` too.
-
-    Attributes:
-        text: the operator.
-        line: number of its line, from 1.
-    """
-
-    text: str
-    line: int
-
-    @property
-    def redirects(self) -> bool:
-        """Whether a word behind the operator names a file."""
-        return "<" in self.text or ">" in self.text
-
-
-Token = Word | Operator
+from megatron.commands.launch_scripts.tokens import Kind, Operator, Piece, Token, Word
 
 OPERATORS: Final = re.compile(r";;&|;;|;&|&&|\|\||&>>|&>|<<<|<<-|<<|<&|>&|>>|>\||<>|[;&|()<>]")
 _PLAIN: Final = re.compile(r"[^\s\\'\"$`;&|()<>]+")
@@ -331,7 +263,7 @@ class _Lexer:
         return inside
 
     def _sum(self, width: int) -> str | None:
-        """Read ((...)) behind ``width`` characters; ``None``: the brackets are those of commands."""
+        """Read ((...)) behind ``width`` characters; ``None``: it holds commands."""
         close = self._close_of(self.at + width - 2, LONGEST_SUM)
         if close is None or self.text[close - 1] != ")":
             return None

@@ -7,6 +7,7 @@ from megatron.commands.launch_scripts.walk import read_script
 from megatron.flags.words import spelling, split
 from tools.launch_lines_page import LaunchList, launch_lists
 
+
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("launch", launch_lists(), ids=lambda launch: launch.name)
 def test_the_flags_read_are_those_of_the_list(launch: LaunchList, style: str) -> None:
