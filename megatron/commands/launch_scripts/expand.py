@@ -301,6 +301,6 @@ class _Fields:
     @staticmethod
     def _parts(text: str) -> Iterator[str | None]:
         """Yield the words of a text, and ``None`` for the blanks."""
-        for part in re.split(r"(\s+)", text):
+        for part in re.split(r"([ \t\r\n]+)", text):
             if part:
-                yield None if part.isspace() else part
+                yield None if part[0] in " \t\r\n" else part

@@ -13,14 +13,15 @@ from megatron.commands.launch_scripts.faults import ScriptError
 from megatron.commands.launch_scripts.tokens import Kind, Operator, Piece, Token, Word
 
 OPERATORS: Final = re.compile(r";;&|;;|;&|&&|\|\||&>>|&>|<<<|<<-|<<|<&|>&|>>|>\||<>|[;&|()<>]")
-_PLAIN: Final = re.compile(r"[^\s\\'\"$`;&|()<>]+")
+_BLANKS: Final = " \t\r\n"
+_PLAIN: Final = re.compile(r"[^ \t\r\n\\'\"$`;&|()<>]+")
 _IN_QUOTES: Final = re.compile(r"[^\\\"$`\n]+")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9]|[#?$!@*-]")
 _ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 _PAIRS: Final = {"(": ")", "{": "}"}
 
-LONGEST_SUM: Final = 1000
+LONGEST_SUM: Final = 200
 """Characters of the longest $((...)) that is computed; a longer one counts as a command."""
 
 
@@ -61,6 +62,7 @@ class _Lexer:
     at: int = 0
     line: int = 1
     awaited: list[tuple[str, bool]] = field(default_factory=list)
+    no_sum_before: int = 0
 
     def tokens(self) -> list[Token]:
         """Return all tokens."""
@@ -99,8 +101,9 @@ class _Lexer:
         return self.text[self.at + ahead : self.at + ahead + 1]
 
     def _step(self, count: int) -> None:
-        self.line += self.text.count("\n", self.at, self.at + count)
-        self.at += count
+        end = min(self.at + count, len(self.text))
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
 
     def _skip_blanks(self) -> None:
         """Go to the next character that is no blank, no comment and no continued line."""
@@ -140,7 +143,7 @@ class _Lexer:
         line = self.line
         while self.at < len(self.text):
             here = self._peek()
-            if here.isspace() or (OPERATORS.match(here) and not self._is_substitution(pieces)):
+            if here in _BLANKS or (OPERATORS.match(here) and not self._is_substitution(pieces)):
                 break
             if self.text.startswith("\\\n", self.at):
                 self._step(2)
@@ -264,8 +267,13 @@ class _Lexer:
 
     def _sum(self, width: int) -> str | None:
         """Read ((...)) behind ``width`` characters; ``None``: it holds commands."""
+        if self.at < self.no_sum_before:
+            return None
         close = self._close_of(self.at + width - 2, LONGEST_SUM)
-        if close is None or self.text[close - 1] != ")":
+        if close is None:
+            self.no_sum_before = self.at + LONGEST_SUM  # so that a row of brackets is read once
+            return None
+        if self.text[close - 1] != ")":
             return None
         inner = self._close_of(self.at + width - 1, LONGEST_SUM)
         if inner != close - 1:
