@@ -63,6 +63,7 @@ setup(
         "console_scripts": [
             "pretrain-gpt = pretrain_gpt:main",
             "plan-pretraining = megatron.commands.plan_pretraining:main",
+            "from-megatron = megatron.commands.from_megatron:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
             "draw-schedule = megatron.commands.draw_schedule:main",
             "preprocess-data = megatron.commands.preprocess_data:main",

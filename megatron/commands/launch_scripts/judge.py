@@ -278,23 +278,36 @@ def _split(as_is: Variant, before: Reading, job: Job, replicas: int) -> Variant:
         if flag.option in _SPLITS
     ]
     found = job.read((*kept, own), replicas)
-    new = _new(found.mistakes, before.mistakes)
-    for flag in kept:
-        own_faults = [line for line in new if flag.option in line.replace(":", " ").split()]
-        if not own_faults:
-            continue
-        rest = tuple(one for one in kept if one is not flag)
-        again = job.read((*rest, own), replicas)
-        if len(faults := _new(again.mistakes, before.mistakes)) < len(new):
-            left_out.append(Told(flag.shown(job.holes), "refused", own_faults[0]))
-            kept, found, new = rest, again, faults
-    return Variant(
-        (*kept, own),
-        tuple(left_out),
-        (own,),
-        found.mistakes,
-        tuple(_new(found.notes, before.notes)),
-    )
+    taken, added = (kept, found, _new(found.mistakes, before.mistakes)), (own,)
+    named = {line.split()[0] for line in taken[2]}
+    against = [flag for flag in kept if named & _read_as(flag, before, job.holes)]
+    rest = tuple(flag for flag in kept if flag not in against)
+    for flags, more in ((kept, _REMAINDER), (rest, ()), (rest, _REMAINDER)):
+        if not taken[2]:
+            break
+        found = job.read((*flags, *more, own), replicas)
+        faults = _new(found.mistakes, before.mistakes)
+        if len(faults) < len(taken[2]):
+            taken, added = (flags, found, faults), (*more, own)
+    kept, found, _ = taken
+    if kept is rest:
+        left_out += [
+            Told(flag.shown(job.holes), "refused", f"{SPLIT} spreads the vocabulary layers evenly")
+            for flag in against
+        ]
+    notes = _new(found.notes, before.notes)
+    return Variant((*kept, *added), tuple(left_out), added, found.mistakes, tuple(notes))
+
+
+_REMAINDER: Final = (Flag("--layer-distribution", ("remainder",)),)
+"""The flag with which stages need not have equally many layers."""
+
+
+def _read_as(flag: Flag, found: Reading, holes: Holes) -> set[str]:
+    """Return a flag, and the flags that it is read as."""
+    begin = f"{flag.shown(holes)} is read as "
+    notes = (note.removeprefix(begin) for note in found.notes if note.startswith(begin))
+    return {flag.option, *(word for note in notes for word in note.split())}
 
 
 def _new(lines: Iterable[str], before: Iterable[str]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.commands.launch_scripts.judge import SPLIT, Judgement, Variant
+from megatron.commands.launch_scripts.judge import Judgement, Variant
 from megatron.commands.launch_scripts.line import launch_text
 from megatron.commands.launch_scripts.predict import Gain
 from megatron.commands.launch_scripts.values import Hole, Holes, is_ambient
@@ -193,7 +193,8 @@ def _split(own: Judgement, holes: Holes) -> Iterator[str]:
     told = list(_changes(own.split, own.as_is.changes))
     told += [f"{_INDENT}noted: {note}" for note in own.split.notes]
     told += [f"{_INDENT}needless now, and may go: {flag}" for flag in own.dispensable]
-    head = f"with the vocabulary split {over}, --vocab-parallel {SPLIT} is added"
+    more = " ".join(flag.shown(holes) for flag in own.split.added)
+    head = f"with the vocabulary split {over}: {more} is added"
     head += ":" if told else "; nothing else changes:"
     text = readable("\n".join([head, *told]))
     yield f"{text}\n\n{launch_text(own, own.split, holes)}"
