@@ -184,6 +184,8 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
     unknown = tuple(flag for flag in flags if any(job.holes.within(v) for v in flag.values))
     names = {flag.option for flag in flags}
     given = kept.flags.given.get("--vocab-size", ("",))[0] if "--vocab-size" in names else ""
+    split = None if is_split else _split(as_is, kept, job, replicas)
+    rest = () if split is None else split.flags
     return Judgement(
         launch,
         job.ranks,
@@ -197,8 +199,8 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         treatment,
         int(given) if given.isdigit() else job.vocabulary,
         as_is,
-        None if is_split else _split(as_is, kept, job, replicas),
-        tuple(flag.shown(job.holes) for flag in as_is.flags if flag.option in _ENDS),
+        split,
+        tuple(flag.shown(job.holes) for flag in rest if flag.option in _ENDS),
         tuple(_other_defaults({flag.option for flag in flags}, sizes)) if launch.line else (),
     )
 
@@ -323,11 +325,11 @@ def with_numbers(ranks: Ranks, machines: int | None, per_machine: int | None) ->
         machines: machines; ``None``: as the script tells.
         per_machine: processes of a machine; ``None``: as the script tells.
     """
-    world = ranks.world_size
-    if per_machine and not machines and world and world % per_machine == 0:
-        machines = world // per_machine
-    elif machines and not per_machine and ranks.total and ranks.total % machines == 0:
-        per_machine = ranks.total // machines
+    total = ranks.total or 0
+    if per_machine and not machines and total % per_machine == 0:
+        machines = total // per_machine or None
+    elif machines and not per_machine and total % machines == 0:
+        per_machine = total // machines or None
     return replace(
         ranks,
         machines=machines or ranks.machines,

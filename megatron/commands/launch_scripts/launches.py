@@ -42,7 +42,7 @@ class Ranks:
         per_machine: processes of a machine; ``None``: not known.
         machines_text: the number of machines as the script writes it; empty: not written.
         per_machine_text: the processes of a machine as the script writes them.
-        total: all processes, if only their number is known.
+        total: all processes, if the command tells only their number.
     """
 
     machines: int | None
@@ -202,7 +202,7 @@ def _ranks(
         count = ranks.machines
         if not machines and total > USUAL and total % USUAL == 0:
             count = total // USUAL
-        return replace(ranks, machines=count, per_machine=-(-total // count))
+        return replace(ranks, machines=count, per_machine=-(-total // count), total=total)
     if not each and together and total is None:
         return replace(ranks, per_machine_text=holes.shown(together))
     return ranks

@@ -1,4 +1,4 @@
-"""The answers to a script's flags are those of the parser, and the lines to run are lines that run."""
+"""The answers to a script's flags are those of the parser, and the lines to run can be run."""
 
 import shlex
 import subprocess
