@@ -1,5 +1,6 @@
 """The command from-megatron: its page, its data, its files, its faults and its prediction."""
 
+import importlib
 import itertools
 import json
 import shlex
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from megatron.commands import from_megatron
-from megatron.commands.launch_scripts import configs
 from megatron.config.line import Line
 from megatron.planning.run_plan import asked
 from megatron.simulator.costs.gpus import gpu
@@ -27,7 +27,7 @@ if [ $TP -gt 1 ]; then EXTRA="--sequence-parallel"; fi
 [ -d /data ] && EXTRA="$EXTRA --log-throughput"
 export NCCL_DEBUG=INFO
 torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py {FLAGS} \\
-    --tensor-model-parallel-size $TP $EXTRA --save $OUT --swap-optimizer \\
+    --tensor-model-parallel-size $TP $EXTRA --save "$OUT" --swap-optimizer \\
     --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model t.model --data-path d
 """
 
@@ -302,7 +302,7 @@ def test_a_missing_reader_is_told_with_the_way_out(
     def missing(asked_for: str) -> None:
         raise ModuleNotFoundError(name=asked_for)
 
-    monkeypatch.setattr(configs.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     path = tmp_path / ("a.toml" if name == "tomllib" else "a.yaml")
     path.write_text("")
     assert way in faults(capsys, path)
