@@ -36,6 +36,7 @@ def as_json(source: Source, own: Judgement, gain: Gain | None, faults: list[str]
             for flag in own.unknown
         ],
         "more_flags": [hole.text for hole in own.further],
+        "unquoted": list(own.unquoted),
         "notes": list(source.notes),
         "defaults": dict(source.defaults or {}),
         "taken_as_empty": list(source.assumed),

@@ -43,10 +43,20 @@ def sorted_flags(
             behind.append(own.pop())
         further += reversed(behind)
         if option:
-            flags.append(Flag(option, tuple(own)))
+            flags.append(Flag(option, tuple(map(without_quotes, own))))
         else:
             stray += own
     return tuple(flags), further, stray
+
+
+def without_quotes(value: str) -> str:
+    """Return a value without quotes that are part of it.
+
+    In ``"--split '99,1,0'"``, an element of an array, the inner quotes reach the program. The
+    parser of such values in Megatron-LM skips them.
+    """
+    is_quoted = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
 
 
 _NAMES_MORE: Final = re.compile("ARG|OPT|FLAG|EXTRA", re.IGNORECASE)

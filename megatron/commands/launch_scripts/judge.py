@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from megatron.commands.launch_scripts.flags import Flag, name_here, sorted_flags
+from megatron.commands.launch_scripts.flags import Flag, name_here, sorted_flags, without_quotes
 from megatron.commands.launch_scripts.launches import Launch, Ranks
 from megatron.commands.launch_scripts.values import Hole, Holes
 from megatron.config.command_line import read
@@ -99,6 +99,7 @@ class Judgement:
         unknown: flags whose values are not known.
         further: holes in place of further flags.
         stray: words that belong to no flag.
+        unquoted: values with quotes that would reach the program; they are left out.
         sizes: ranks by axis.
         unsized: flags of ``sizes`` whose values are not known.
         treatment: of the vocabulary.
@@ -116,6 +117,7 @@ class Judgement:
     unknown: tuple[Flag, ...]
     further: tuple[Hole, ...]
     stray: tuple[str, ...]
+    unquoted: tuple[str, ...]
     sizes: Sizes
     unsized: tuple[str, ...]
     treatment: str
@@ -194,6 +196,7 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
         unknown,
         tuple(hole for word in further for hole in job.holes.within(word)),
         tuple(map(job.holes.shown, stray)),
+        tuple(job.holes.shown(word) for word in launch.words if without_quotes(word) != word),
         sizes,
         tuple(flag.shown(job.holes) for flag in unknown if name_here(flag.option) in _SIZES),
         treatment,

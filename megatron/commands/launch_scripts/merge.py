@@ -12,9 +12,9 @@ class Merging:
     """Joins scopes, and remembers for the user how.
 
     Attributes:
-        unsure: variables that have another value in every branch.
-        first: variables with flags that contradict each other; the first branch counts.
-        joined: variables that have the flags of all branches.
+        unsure: variables whose value depends on the branch.
+        first: variables to which several branches give flags; the first branch counts.
+        joined: variables to which one branch gives flags, which count.
     """
 
     def __init__(self, holes: Holes, line: int) -> None:
@@ -53,7 +53,7 @@ class Merging:
             taken = self._taken(name, [_options(text) for text in added])
             return base + " ".join(added[place] for place in taken if added[place])
         self.unsure.append(name)
-        choices = tuple(dict.fromkeys(self._holes.shown(text) for text in texts))
+        choices = tuple(dict.fromkeys(self._holes.shown(text) for text in texts if text))
         return self._holes.mark(Hole(f"${name}", name, self._line, choices))
 
     def _merged_arrays(self, name: str, before: Value, values: list[Value]) -> Value:
@@ -65,12 +65,9 @@ class Merging:
         return {str(place): word for place, word in enumerate(words)}
 
     def _taken(self, name: str, options: list[set[str]]) -> list[int]:
-        """Return the branches whose flags are taken: all, if no two give the same flag."""
+        """Return the branch whose flags are taken: the only one that has any, or the first."""
         given = [place for place, own in enumerate(options) if own]
-        if sum(len(own) for own in options) == len(set().union(*options)):
-            self.joined.append(name)
-            return given
-        self.first.append(name)
+        (self.joined if len(given) == 1 else self.first).append(name)
         return given[:1]
 
 

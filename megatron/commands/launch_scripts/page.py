@@ -119,6 +119,8 @@ def _reading(source: Source, own: Judgement) -> Iterator[str]:
     for hole in own.further:
         if not is_ambient(hole.name):
             yield f"left out: {hole.text}, which may stand for more flags ({_way(hole)})"
+    if own.unquoted:
+        yield f"quotes that are part of a value are left out: {' '.join(own.unquoted)}"
     if own.stray:
         yield f"left out: {' '.join(own.stray)}: no flag stands before it"
     if source.exported:

@@ -128,8 +128,8 @@ class Commands(ABC):
             key = self._expander.argument(at, word.line).strip("\"'")
             array[key] = array.get(key, "") * is_more + text
             values[name] = array
-        elif isinstance(before, dict) and is_more:
-            before["0"] = before.get("0", "") + text
+        elif isinstance(before, dict):  # without a subscript, the first element is meant
+            values[name] = before | {"0": before.get("0", "") * is_more + text}
         else:
             values[name] = (before if isinstance(before, str) and is_more else "") + text
             self._expander.budget.keep(word.line, f"the value of {name}", len(str(values[name])))

@@ -8,6 +8,7 @@ from typing import Final
 
 _NAMES: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])\}?")
 _ALLOWED: Final = re.compile(r"[\w\s()+\-*/%<>=!&|]*")
+_CHOICE: Final = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 _LARGEST: Final = 2**63
 
 
@@ -23,6 +24,9 @@ def value_of_sum(text: str, value_of: Callable[[str], int | None]) -> int | None
         computed here.
     """
     plain = _NAMES.sub(r" \1 ", text).strip()
+    if choice := _CHOICE.fullmatch(plain):
+        holds = value_of_sum(choice[1], value_of)
+        return None if holds is None else value_of_sum(choice[2 if holds else 3], value_of)
     if not _ALLOWED.fullmatch(plain):
         return None
     written = plain.replace("&&", " and ").replace("||", " or ").replace("/", "//")

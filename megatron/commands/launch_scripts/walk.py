@@ -227,12 +227,12 @@ class _Reader(Commands):
         merging = Merging(self._expander.holes, line)
         self._expander.scope = merging.merged(self._scope, scopes)
         for names, what in (
-            (merging.joined, "have the flags of all of them"),
-            (merging.first, "differ, and the first branch counts"),
-            (merging.unsure, "depend on it: give them by --set"),
+            (merging.joined, "flags of the one branch that has any count for"),
+            (merging.first, "of several branches with flags the first counts for"),
+            (merging.unsure, "without --set it is not known which value have"),
         ):
             if names:
-                told += f"; {', '.join(names)} {what}"
+                told += f"; {what} {', '.join(names)}"
         if len(scopes) > 1:
             self._note(line, told)
 
