@@ -2,6 +2,7 @@
 
 import pytest
 
+from megatron.commands.launch_scripts.judge import Job, judgement_of
 from megatron.commands.launch_scripts.walk import read_script
 
 LINE = "torchrun pretrain_gpt.py --num-layers 8 --lr 1e-4"
@@ -55,9 +56,8 @@ def test_a_branch_that_ends_the_script_is_not_followed() -> None:
     script = f'[ $# -lt 2 ] && exit 1\nif [ -z "$D" ]; then echo no D; exit 1; fi\n{LINE} $D'
     words, notes = words_of(script)
     assert words == ["$D"]
-    assert 'line 2: if [ -z "$D" ]: the script would end here' in notes.replace("'", '"') or (
-        "the script would end here" in notes
-    )
+    assert 'line 2: if [ -z "$D" ]: true, its branch is read' in notes
+    assert 'line 2: [ -z "$D" ]: the script would end here' in notes
 
 
 def test_what_stands_behind_an_exit_is_not_read() -> None:
@@ -70,7 +70,7 @@ def test_variables_of_slurm_come_from_the_head_of_the_script() -> None:
 #SBATCH --nodes=16   # machines
 #SBATCH --gres=gpu:h100:4
 #SBATCH --ntasks-per-node 1
-{LINE.replace("torchrun", "torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE")}
+torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE {LINE[9:]}
 """
     (launch,) = read_script(script).launches
     assert (launch.ranks.machines, launch.ranks.per_machine) == (16, 4)
@@ -81,7 +81,7 @@ def test_variables_of_slurm_come_from_the_head_of_the_script() -> None:
     [
         ("python pretrain_gpt.py", (1, 1)),
         ("torchrun --nproc-per-node=4 pretrain_gpt.py", (1, 4)),
-        ("python3 -u -m torch.distributed.run --nnodes 3 --nproc_per_node 2 -m pretrain_gpt", (3, 2)),
+        ("python3 -m torch.distributed.run --nnodes 3 --nproc_per_node 2 -m pretrain_gpt", (3, 2)),
         ("srun -N 4 --ntasks-per-node=8 python pretrain_gpt.py", (4, 8)),
         ("srun -N4 -n 16 numactl --cpunodebind=0 python pretrain_gpt.py", (4, 4)),
         ("srun -n 64 python pretrain_gpt.py", (8, 8)),
@@ -102,6 +102,14 @@ def test_launchers_tell_their_ranks(begin: str, ranks: tuple[int | None, int | N
     (launch,) = read_script(f"{begin} --num-layers 8 --lr 1e-4{end} > log 2>&1 &").launches
     assert (launch.ranks.machines, launch.ranks.per_machine) == ranks
     assert launch.program.removesuffix(".py").endswith("pretrain_gpt")
+
+
+def test_quotes_within_a_value_are_left_out_and_told() -> None:
+    script = read_script(f"A=(\"--split '99,1,0'\")\n{LINE} ${{A[@]}}")
+    (launch,) = script.launches
+    own = judgement_of(launch, Job(script.holes, launch.ranks))
+    assert own.flags[-1].values == ("99,1,0",)
+    assert own.unquoted == ("'99,1,0'",)
 
 
 def test_programs_without_a_training_are_passed_over() -> None:
