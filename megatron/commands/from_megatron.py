@@ -23,6 +23,7 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.commands.launch_scripts.as_json import as_json
+    from megatron.commands.launch_scripts.faults import MOST_LAUNCHES
     from megatron.commands.launch_scripts.judge import Job, Judgement, judgement_of, with_numbers
     from megatron.commands.launch_scripts.launches import Launch
     from megatron.commands.launch_scripts.line import script_text
@@ -51,7 +52,7 @@ def _setting(word: str) -> tuple[str, str]:
     if found := _COMMAND.fullmatch(word):
         return " ".join(found[1].split()), found[2]
     name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[1-9]\d?", name):
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*|[1-9]\d?", name, re.ASCII):
         raise ValueError("give NAME=VALUE, as NNODES=16, 1=70B for $1, or '$(hostname)=node-0'")
     if "\0" in value:
         raise ValueError("a value has no zero bytes")
@@ -136,10 +137,14 @@ def _answer(own: FromFlags) -> None:
             f"{source.name} starts {len(launches)} trainings, in lines {lines}: choose the one to "
             f"write by --launch 1 to {len(launches)}"
         )
-    answers = [_one(own, source, launch) for launch in launches]
+    answers = [_one(own, source, launch) for launch in launches[:MOST_LAUNCHES]]
+    left = len(launches) - len(answers)
+    if left:
+        more = f"{left} more trainings of {source.name} are left out: --launch N chooses one"
+        print(more, file=sys.stderr)
     if own.json:
         found = [as_json(source, *answer) for answer in answers]
-        print(json.dumps({"launches": found}, indent=2))
+        print(json.dumps({"launches": found, "left_out": left}, indent=2))
     else:
         rule = f"\n\n{'=' * 100}\n\n"
         print(rule.join(page_of(source, *answer) for answer in answers))

@@ -27,7 +27,7 @@ from megatron.commands.launch_scripts.words import pieces_of
 
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[!#]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[#?$!@*-])(?:\[(?P<at>[^\]]*)\])?(?P<rest>.*)",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
 _DEFAULT: Final = re.compile(r"(:?)([-=?+])(.*)", re.DOTALL)
 _BRACES: Final = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")

@@ -14,6 +14,15 @@ MOST_TEXT: Final = 20_000_000
 MOST_STEPS: Final = 20_000
 """Commands and branches that are looked at, those of loops and functions each time."""
 
+MOST_FLAGS: Final = 1_000
+"""Flags of the longest line."""
+
+MOST_WORDS: Final = 20_000
+"""Words of the longest line; blends of corpora have thousands."""
+
+MOST_LAUNCHES: Final = 16
+"""Trainings of a script that are answered at once."""
+
 DEEPEST: Final = 40
 """Levels of commands within commands, of functions that call functions, and of texts that are read
 as commands."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from megatron.commands.launch_scripts.faults import MOST_FLAGS, MOST_WORDS
 from megatron.commands.launch_scripts.values import Holes, is_hole
 from megatron.config.foreign.answers import ANSWERS
 from megatron.config.topics import DECLARED
@@ -31,7 +32,15 @@ class Flag:
 def sorted_flags(
     words: Sequence[str], holes: Holes
 ) -> tuple[tuple[Flag, ...], list[str], list[str]]:
-    """Return the flags, the holes that may be further flags, and words that belong to no flag."""
+    """Return the flags, the holes that may be further flags, and words that belong to no flag.
+
+    Raises:
+        ValueError: there are more flags or words than any training has.
+    """
+    if len(words) > MOST_WORDS or sum(word.startswith("--") for word in words) > MOST_FLAGS:
+        raise ValueError(
+            f"a line of more than {MOST_FLAGS:,} flags or {MOST_WORDS:,} words: shorten it"
+        )
     flags, further, stray = list[Flag](), list[str](), list[str]()
 
     def is_more(word: str) -> bool:

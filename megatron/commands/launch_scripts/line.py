@@ -43,18 +43,20 @@ class _Blanks:
             self._names[hole] = name
             where = f" in line {hole.line}" if hole.line else ""
             choices = f"; one of {', '.join(hole.choices)}" if hole.choices else ""
-            self.meanings.setdefault(name, f"{_plain(hole.text)}{where}{choices}")
+            self.meanings.setdefault(name, f"{hole.text}{where}{choices}")
         return self._names[hole]
 
     def word(self, value: str) -> str:
         """Return a value as a shell reads it."""
         parts = self.holes.split(value)
         if all(isinstance(part, str) for part in parts):
-            return shlex.quote(value)
+            return shlex.quote(value) if value.isprintable() else _escaped(value)
         return '"' + "".join(self._part(part) for part in parts) + '"'
 
     def _part(self, part: str | Hole) -> str:
         if isinstance(part, str):
+            if not part.isprintable():
+                return f'"{_escaped(part)}"'  # between the quotes of the word's other parts
             return re.sub(r'([\\"$`])', r"\\\1", part)
         if is_ambient(part.name):
             return f"${{{part.name}}}"
@@ -64,6 +66,18 @@ class _Blanks:
     def asked(name: str) -> str:
         """Return a variable as the line has it."""
         return f"${{{name}:?fill it in above}}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text with characters that cannot be printed, as bash reads it without them."""
+    plain = text.replace("\\", "\\\\").replace("'", "\\'")
+    written = "".join(c if c.isprintable() else _coded(ord(c)) for c in plain)
+    return f"$'{written}'"
+
+
+def _coded(code: int) -> str:
+    """Return a character by its number, as bash reads it in $'...'."""
+    return f"\\x{code:02x}" if code < 128 else f"\\U{code:08x}"
 
 
 def launch_text(own: Judgement, variant: Variant, holes: Holes) -> str:
@@ -76,7 +90,7 @@ def launch_text(own: Judgement, variant: Variant, holes: Holes) -> str:
     """
     blanks, pieces = _Blanks(holes), list[str]()
     for flag in variant.flags:
-        pieces.append(" ".join([shlex.quote(flag.option), *map(blanks.word, flag.values)]))
+        pieces.append(" ".join(map(blanks.word, (flag.option, *flag.values))))
     options = {flag.option for flag in variant.flags}
     for blank in blanks_of(options):
         if blank.name in _NEEDED:
@@ -119,7 +133,7 @@ def _head(variant: Variant, blanks: _Blanks) -> Iterator[str]:
     if blanks.meanings:
         yield "# Fill these in:"
     for name, meaning in blanks.meanings.items():
-        yield f"{f'{name}=':<13} # {meaning}"
+        yield f"{f'{name}=':<13} # {_plain(meaning)}"
     if "MASTER_ADDR" in blanks.meanings:
         yield "# NODE_RANK: the number of the machine, from 0, set on every machine"
 

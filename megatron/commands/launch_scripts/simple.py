@@ -25,7 +25,7 @@ from megatron.commands.launch_scripts.values import (
     is_ambient,
 )
 
-_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL | re.ASCII)
 _DECLARES: Final = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _ENDS: Final = frozenset({"exit", "return"})
 _QUIET: Final = frozenset({"echo", "printf", "cat", "mkdir", ":", "cd", "ls", "rm", "cp", "test"})

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final
 
-_NAMES: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])\}?")
+_NAMES: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])\}?", re.ASCII)
 _ALLOWED: Final = re.compile(r"[\w\s()+\-*/%<>=!&|]*")
 _CHOICE: Final = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 _LARGEST: Final = 2**63

@@ -16,8 +16,8 @@ OPERATORS: Final = re.compile(r";;&|;;|;&|&&|\|\||&>>|&>|<<<|<<-|<<|<&|>&|>>|>\|
 _BLANKS: Final = " \t\r\n"
 _PLAIN: Final = re.compile(r"[^ \t\r\n\\'\"$`;&|()<>]+")
 _IN_QUOTES: Final = re.compile(r"[^\\\"$`\n]+")
-_NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9]|[#?$!@*-]")
-_ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=")
+_NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9]|[#?$!@*-]", re.ASCII)
+_ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 _PAIRS: Final = {"(": ")", "{": "}"}
 

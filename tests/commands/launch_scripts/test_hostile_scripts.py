@@ -1,6 +1,7 @@
 """Scripts of strangers: nothing in them is run, nothing hangs, and a fault has one clear line."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from megatron.commands import from_megatron
 from megatron.commands.launch_scripts.faults import ScriptError
+from megatron.commands.launch_scripts.judge import Job, judgement_of
+from megatron.commands.launch_scripts.line import launch_text
 from megatron.commands.launch_scripts.walk import read_script
 
 LINE = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --lr 1e-4"
@@ -148,6 +151,41 @@ $({touch}) {LINE} --save "$({touch})" --hidden-size `{touch}` $A $(id) > {marker
     )
     assert "DATA_PATH" in ran.stderr, "the first variable that is left empty ends the line"
     assert {own.name for own in tmp_path.iterdir()} == {"train.sh", "other"}
+
+
+def test_values_of_a_script_stay_values_in_the_line(tmp_path: Path) -> None:
+    """Line ends, quotes, escapes and choices of strangers end no comment and no word."""
+    marker = tmp_path / "marker"
+    evil = f"x\n touch {marker}\n$(touch {marker})`touch {marker}`'\"\\é\x1b[31m\u202e!"
+    quoted = "'" + evil.replace("'", "'\\''") + "'"
+    script = read_script(
+        f"E={quoted}\nif [ -f x ]; then S={quoted}; else S=$(date); fi\n"
+        f'{LINE} --save "$E" --load "a$S$E" --tokenizer-model "$(x\ntouch {marker})" '
+        "--data-path d --tokenizer-type T"
+    )
+    (launch,) = script.launches
+    own = judgement_of(launch, Job(script.holes, launch.ranks))
+    line = launch_text(own, own.as_is, script.holes)
+    assert line.replace("\n", "").isprintable()
+    run = re.sub(r"^([A-Z]\w*)= ", r"\1=v ", line, flags=re.MULTILINE)
+    done = subprocess.run(
+        ["bash", "-c", f'torchrun() {{ printf "%s\\0" "$@"; }}\n{run}'],
+        env={"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.split("\0")
+    assert words[words.index("--save") + 1] == evil
+    assert words[words.index("--load") + 1] == f"av{evil}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_of_many_flags_is_answered_or_refused(tmp_path: Path) -> None:
+    words = " ".join(f"--flag-{at}" for at in range(1001))
+    script = read_script(f"{LINE} {words}")
+    with pytest.raises(ValueError, match="more than 1,000 flags"):
+        judgement_of(script.launches[0], Job(script.holes, script.launches[0].ranks))
 
 
 def test_files_that_are_no_text_are_refused(
