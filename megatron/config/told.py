@@ -34,7 +34,8 @@ class Told:
         """The line without the flag that begins it."""
         option, _, values = self.flag.partition(" ")
         written = f"{spelling(option)} {values}".rstrip()
-        return self.line.removeprefix(written).lstrip(": ")
+        rest = self.line.removeprefix(written)
+        return self.line if rest[:1] not in " :," else rest.lstrip(": ")  # 5 may be told as 5.0
 
 
 def told_of(

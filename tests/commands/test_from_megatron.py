@@ -135,6 +135,19 @@ def test_several_trainings_have_a_page_each(
     assert "--launch 4" in faults(capsys, path, "--launch", "4")
 
 
+def test_the_page_says_nothing_of_dry_runs_that_the_user_has_not_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.sh"
+    line = f"pretrain_gpt.py {FLAGS} --use-distributed-optimizer --data-path d --load c"
+    path.write_text(f"torchrun --nproc_per_node 4 {line}\n")
+    told = page(capsys, path)
+    assert "--use-distributed-optimizer: changes nothing: there is one replica" in told
+    assert "dry" not in told
+    path.write_text(f"torchrun --nproc_per_node $N {line}\n")
+    assert "one replica" not in page(capsys, path)
+
+
 def test_a_prediction_is_that_of_a_dry_run(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,9 @@ _SPLITS: Final = (
 """Flags that name a treatment."""
 
 _OF_DRY_RUNS: Final = ("not read in a dry run", "--dry-run counts")
+_ONE_REPLICA: Final = "there is one replica of the model"
+_MORE_REPLICAS: Final = " (--dry-run-replicas N plans more)"
+"""Parts of lines that a dry run says of itself."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +158,21 @@ class Job:
         """Read a line, without mistakes about values that are not known."""
         found = read(self.dry_words(flags, replicas), 1, speak=False)
         texts = {hole.text for flag in flags for v in flag.values for hole in self.holes.within(v)}
-        mistakes = (
-            line
-            for line in found.mistakes
-            if not any(text in line for text in (*texts, *_OF_DRY_RUNS))
+        mistakes = [line for line in found.mistakes if not any(text in line for text in texts)]
+        return Reading(
+            found.flags,
+            tuple(self._of_a_run(mistakes)),
+            tuple(self._of_a_run(found.notes)),
         )
-        notes = (line for line in found.notes if not any(text in line for text in _OF_DRY_RUNS))
-        return Reading(found.flags, tuple(mistakes), tuple(notes))
+
+    def _of_a_run(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield lines on a line's flags, without what only a dry run says."""
+        silent = list(_OF_DRY_RUNS)
+        if self.ranks.world_size is None:
+            silent.append(_ONE_REPLICA)
+        for line in lines:
+            if not any(text in line for text in silent):
+                yield line.replace(_MORE_REPLICAS, "")
 
 
 def judgement_of(launch: Launch, job: Job) -> Judgement:
