@@ -41,6 +41,7 @@ many as the ranks of experts need. With more than one, ways to shard over replic
 | script | flags | accepted | noted | refused | for want of |
 |---|--:|--:|--:|--:|---|"""
 
+
 @dataclass(frozen=True)
 class LaunchList:
     """The flags of a public launch script.

@@ -227,9 +227,9 @@ class _Reader(Commands):
         merging = Merging(self._expander.holes, line)
         self._expander.scope = merging.merged(self._scope, scopes)
         for names, what in (
-            (merging.joined, "flags of the one branch that has any count for"),
-            (merging.first, "of several branches with flags the first counts for"),
-            (merging.unsure, "without --set it is not known which value have"),
+            (merging.joined, "the only branch that has flags counts for"),
+            (merging.first, "the first branch that has flags counts for"),
+            (merging.unsure, "give by --set what the branch decides:"),
         ):
             if names:
                 told += f"; {what} {', '.join(names)}"

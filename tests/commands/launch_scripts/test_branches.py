@@ -35,7 +35,7 @@ def test_of_several_branches_with_flags_the_first_counts_and_this_is_told() -> N
     script = f"if [ -f x ]; then A=--bf16; elif [ -f y ]; then A=--fp16; fi\n{LINE} $A"
     words, notes = words_of(script)
     assert words == ["--bf16"]
-    assert "of several branches with flags the first counts for A" in notes
+    assert "the first branch that has flags counts for A" in notes
 
 
 def test_values_that_depend_on_a_branch_are_not_known_and_have_choices() -> None:
