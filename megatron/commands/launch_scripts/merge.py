@@ -46,6 +46,8 @@ class Merging:
         if any(isinstance(value, dict) for value in (before, *values)):
             return self._merged_arrays(name, before, values)
         texts = [value if isinstance(value, str) else "" for value in values]
+        if not any(map(str.strip, texts)):  # empty and not set are alike
+            return ""
         base = before if isinstance(before, str) else ""
         are_flags = any(_options(text) for text in texts)
         if are_flags and all(text == "" or text.startswith(base) for text in texts):

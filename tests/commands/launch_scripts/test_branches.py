@@ -38,6 +38,10 @@ def test_of_several_branches_with_flags_the_first_counts_and_this_is_told() -> N
     assert "the first branch that has flags counts for A" in notes
 
 
+def test_a_variable_that_every_branch_leaves_empty_is_empty() -> None:
+    assert words_of(f'if [ -f x ]; then A=""; B=" "; fi\n{LINE} $A $B')[0] == []
+
+
 def test_values_that_depend_on_a_branch_are_not_known_and_have_choices() -> None:
     script = f"""case $SIZE in
   7B) N=32 ;;
