@@ -63,6 +63,7 @@ setup(
         "console_scripts": [
             "pretrain-gpt = pretrain_gpt:main",
             "plan-pretraining = megatron.commands.plan_pretraining:main",
+            "from-megatron = megatron.commands.from_megatron:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
             "watch-run = megatron.commands.watch_run:main",
             "draw-schedule = megatron.commands.draw_schedule:main",

@@ -6,19 +6,17 @@ python tools/launch_lines_page.py
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.flags.words import spelling
     from megatron.run.command_line import read
-    from megatron.run.foreign.answers import FEATURES
+    from megatron.run.told import Told, told_of
     from tools.pages.tables import escaped, table
 
 
@@ -42,8 +40,6 @@ many as the ranks of experts need. With more than one, ways to shard over replic
 
 | script | flags | accepted | noted | refused | for want of |
 |---|--:|--:|--:|--:|---|"""
-
-Verdict = Literal["accepted", "noted", "refused"]
 
 
 @dataclass(frozen=True)
@@ -84,26 +80,6 @@ class LaunchList:
         return [word for flag in filled for word in flag]
 
 
-@dataclass(frozen=True)
-class Told:
-    """How this program treats one flag of a command line.
-
-    Attributes:
-        flag: the flag with its values.
-        verdict: whether the flag is accepted silently, noted or refused.
-        line: the line that is printed; empty: nothing is printed.
-    """
-
-    flag: str
-    verdict: Verdict
-    line: str
-
-    @property
-    def feature(self) -> str:
-        """The name of the missing feature; empty for a mistake of another kind."""
-        return next((f.name for f in FEATURES if self.line.endswith(f": {f.reason}")), "")
-
-
 def launch_lists() -> list[LaunchList]:
     """Return the lists, in the order of their file."""
     lists = json.loads(LISTS.read_text(encoding="utf-8"))
@@ -123,23 +99,7 @@ def asked(launch: LaunchList) -> list[str]:
 def told(launch: LaunchList) -> list[Told]:
     """Return the treatment of every flag, and of our flags that the line lacks."""
     found = read(asked(launch), world_size=1)
-    lines: list[tuple[Verdict, Sequence[str]]] = [
-        ("refused", found.mistakes),
-        ("noted", found.notes),
-    ]
-    answers = []
-    for flag in launch.flags:
-        said = (
-            (verdict, line) for verdict, some in lines for line in some if _is_of(line, flag[0])
-        )
-        answers.append(Told(" ".join(flag), *next(said, ("accepted", ""))))
-    listed = [flag[0] for flag in launch.flags]
-    others = [line for line in found.mistakes if not any(_is_of(line, one) for one in listed)]
-    return [*answers, *(Told(line.split()[0], "refused", line) for line in others)]
-
-
-def _is_of(line: str, option: str) -> bool:
-    return line.split(maxsplit=1)[0].rstrip(":") == spelling(option)
+    return told_of(launch.flags, found.mistakes, found.notes)
 
 
 def page() -> str:
@@ -162,8 +122,7 @@ def _lines() -> Iterator[str]:
         for verdict in ("noted", "refused"):
             for answer in answers:
                 if answer.verdict == verdict:
-                    said = answer.line.removeprefix(spelling(answer.flag)).lstrip(": ")
-                    yield escaped(verdict, f"`{answer.flag}`", said)
+                    yield escaped(verdict, f"`{answer.flag}`", answer.said)
 
 
 def _but_for(launch: LaunchList) -> str:

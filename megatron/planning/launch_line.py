@@ -6,7 +6,7 @@ left empty (``${NAME:?...}``), before it starts anything.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -66,6 +66,16 @@ _OWN_DATA: Final = frozenset(
 
 def _blanks(question: Question) -> list[Blank]:
     """Return the variables that the job needs besides its flags."""
+    return [*blanks_of(question.options, _tokenizer(question.model))]
+
+
+def blanks_of(options: Collection[str], tokenizer: str = "") -> Iterator[Blank]:
+    """Yield the variables that a job needs besides some flags.
+
+    Args:
+        options: the flags.
+        tokenizer: folder of the tokenizer, if it is known.
+    """
     known = (
         Blank(
             "DATA_PATH",
@@ -78,7 +88,7 @@ def _blanks(question: Question) -> list[Blank]:
             "folder of the tokenizer, in Hugging Face's form",
             ("--tokenizer-type HuggingFaceTokenizer", "--tokenizer-model @"),
             frozenset({"--tokenizer-type", "--mock-data"}),
-            _tokenizer(question.model),
+            tokenizer,
         ),
         Blank(
             "LR",
@@ -94,8 +104,7 @@ def _blanks(question: Question) -> list[Blank]:
             frozenset({"--save"}),
         ),
     )
-    given = question.options
-    return [blank for blank in known if given.isdisjoint(blank.unless)]
+    yield from (blank for blank in known if blank.unless.isdisjoint(options))
 
 
 def _tokenizer(model: Path | None) -> str:
@@ -136,7 +145,9 @@ def launch_line(question: Question, words: Sequence[str]) -> str:
             f"# NODE_RANK: the number of the machine, 0 for the first to "
             f"{question.gpus.machines - 1} for the last"
         )
-    start = _srun() if question.slurm else _torchrun(question)
+    gpus = question.gpus
+    torchrun = torchrun_pieces(str(gpus.machines), str(gpus.per_machine))
+    start = [*SRUN, PROGRAM_BY_PYTHON] if question.slurm else torchrun
     return "\n".join([*lines, *_continued([start, *paragraphs])])
 
 
@@ -152,18 +163,25 @@ def _batch_script(question: Question) -> Iterator[str]:
     yield "#SBATCH --signal=TERM@300"
 
 
-def _srun() -> list[str]:
-    return ["exec srun", "--kill-on-bad-exit=1", "--cpu-bind=none", "python pretrain_gpt.py"]
+SRUN: Final = ("exec srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
+"""The pieces of srun that every job has: no rank goes on alone, and each chooses its cores."""
+
+PROGRAM_BY_PYTHON: Final = "python pretrain_gpt.py"
 
 
-def _torchrun(question: Question) -> list[str]:
-    gpus = question.gpus
-    ranks = f"--nproc-per-node {gpus.per_machine}"
-    if gpus.machines == 1:
+def torchrun_pieces(machines: str, per_machine: str) -> list[str]:
+    """Return the pieces of a line that start the program by torchrun.
+
+    Args:
+        machines: number of machines, as a shell reads it.
+        per_machine: ranks of a machine, as a shell reads it.
+    """
+    ranks = f"--nproc-per-node {per_machine}"
+    if machines == "1":
         return ["torchrun", "--standalone", ranks, "pretrain_gpt.py"]
     return [
         "torchrun",
-        f"--nnodes {gpus.machines}",
+        f"--nnodes {machines}",
         ranks,
         '--node-rank "${NODE_RANK:?the number of this machine}"',
         '--master-addr "${MASTER_ADDR:?fill it in above}"',

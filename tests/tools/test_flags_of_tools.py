@@ -12,7 +12,7 @@ from megatron.flags.groups import all_declarations
 
 COMMANDS = (
     *("simulate_schedule", "draw_schedule", "watch_run"),
-    *("convert_checkpoint", "generate_text", "preprocess_data"),
+    *("convert_checkpoint", "from_megatron", "generate_text", "preprocess_data"),
 )
 TOOLS = (
     *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),

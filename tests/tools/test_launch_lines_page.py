@@ -3,7 +3,8 @@
 import pytest
 
 from megatron.run.command_line import read
-from tools.launch_lines_page import PAGE, LaunchList, Told, asked, launch_lists, page, told
+from megatron.run.told import Told
+from tools.launch_lines_page import PAGE, LaunchList, asked, launch_lists, page, told
 
 LISTS = launch_lists()
 MISSING = {

@@ -1,0 +1,104 @@
+"""Computes $((...)) for whole numbers, as far as a reader knows them."""
+
+import ast
+import re
+import warnings
+from collections.abc import Callable
+from typing import Final
+
+_NAMES: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])\}?", re.ASCII)
+_ALLOWED: Final = re.compile(r"[\w\s()+\-*/%<>=!&|]*")
+_CHOICE: Final = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
+_LARGEST: Final = 2**63
+
+
+def value_of_sum(text: str, value_of: Callable[[str], int | None]) -> int | None:
+    """Return the value of an expression.
+
+    Args:
+        text: the expression, in the language of the shell.
+        value_of: the value of a variable, 0 if it is not set; ``None``: it is not known.
+
+    Returns:
+        The value; ``None``: a variable is not known, or the expression is none of those that are
+        computed here.
+    """
+    plain = _NAMES.sub(r" \1 ", text).strip()
+    if choice := _CHOICE.fullmatch(plain):
+        holds = value_of_sum(choice[1], value_of)
+        return None if holds is None else value_of_sum(choice[2 if holds else 3], value_of)
+    if not _ALLOWED.fullmatch(plain):
+        return None
+    written = plain.replace("&&", " and ").replace("||", " or ").replace("/", "//")
+    written = re.sub(r"!(?!=)", " not ", written)
+    try:
+        with warnings.catch_warnings():  # Python warns of some texts that are no sums of its own
+            warnings.simplefilter("ignore")
+            tree = ast.parse(written or "0", mode="eval")
+        return _value(tree.body, value_of)
+    except (ArithmeticError, SyntaxError, ValueError, MemoryError, RecursionError, _UnknownError):
+        return None
+
+
+class _UnknownError(Exception):
+    """A value that is not known, or an expression that is not computed."""
+
+
+def _value(node: ast.expr, value_of: Callable[[str], int | None]) -> int:
+    """Return the value of a part of an expression."""
+    match node:
+        case ast.Constant(value=int(number)):
+            found: int | None = number
+        case ast.Name(id=name):
+            found = value_of(name)
+        case ast.UnaryOp(op=ast.USub(), operand=own):
+            found = -_value(own, value_of)
+        case ast.UnaryOp(op=ast.Not(), operand=own):
+            found = int(not _value(own, value_of))
+        case ast.BoolOp(op=ast.And(), values=parts):
+            found = int(all(_value(part, value_of) for part in parts))
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            found = int(any(_value(part, value_of) for part in parts))
+        case ast.BinOp(left=left, op=own_op, right=right):
+            found = _joined(own_op, _value(left, value_of), _value(right, value_of))
+        case ast.Compare(left=left, ops=[own_compare], comparators=[right]):
+            found = _compared(own_compare, _value(left, value_of), _value(right, value_of))
+        case _:
+            found = None
+    if found is None or abs(found) >= _LARGEST:
+        raise _UnknownError
+    return found
+
+
+def _joined(operator: ast.operator, left: int, right: int) -> int | None:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.FloorDiv():  # the shell rounds towards zero
+            return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        case ast.Mod():
+            return abs(left) % abs(right) * (-1 if left < 0 else 1)
+        case ast.Pow() if 0 <= right < 64:
+            return int(left**right)
+    return None
+
+
+def _compared(operator: ast.cmpop, left: int, right: int) -> int | None:
+    match operator:
+        case ast.Eq():
+            return int(left == right)
+        case ast.NotEq():
+            return int(left != right)
+        case ast.Lt():
+            return int(left < right)
+        case ast.LtE():
+            return int(left <= right)
+        case ast.Gt():
+            return int(left > right)
+        case ast.GtE():
+            return int(left >= right)
+    return None

@@ -1,0 +1,338 @@
+"""Goes through a shell script as a careful reader does, and collects the trainings that it starts.
+
+Nothing is run. Assignments are followed. A branch whose condition is known is taken or left out;
+otherwise all branches are read, and what they change differently is a hole. Each such decision is
+a note.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from megatron.commands.launch_scripts.conditions import is_test, judged
+from megatron.commands.launch_scripts.faults import ScriptError
+from megatron.commands.launch_scripts.launches import (
+    Launch,
+)
+from megatron.commands.launch_scripts.merge import Merging
+from megatron.commands.launch_scripts.patterns import matches
+from megatron.commands.launch_scripts.simple import Commands
+from megatron.commands.launch_scripts.statements import (
+    Block,
+    Branches,
+    Case,
+    Chain,
+    Function,
+    Group,
+    Loop,
+    Simple,
+    Statement,
+)
+from megatron.commands.launch_scripts.syntax import statements_of
+from megatron.commands.launch_scripts.tokens import Word
+from megatron.commands.launch_scripts.values import (
+    HOLE,
+    Hole,
+    Holes,
+    Scope,
+)
+
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
+_DECLARES: Final = frozenset({"export", "declare", "typeset", "local", "readonly"})
+_ENDS: Final = frozenset({"exit", "return"})
+_CONSTANTS: Final = ("true", "false", ":")
+
+_MOST_ROUNDS: Final = 64
+"""Rounds of a loop that are read."""
+
+_LONGEST_SHOWN: Final = 70
+"""Characters of a command that a note shows."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a reader finds in a script.
+
+    Attributes:
+        launches: the trainings that it starts, each once.
+        holes: all holes.
+        notes: lines for the user, in the order of the script.
+        assumed: variables that tests read as not set.
+        defaults: values that the script gives variables that are not set, without those that were
+            given.
+        exported: names of the variables that it hands to programs.
+        others: other scripts that it starts or reads.
+    """
+
+    launches: tuple[Launch, ...]
+    holes: Holes
+    notes: tuple[str, ...]
+    assumed: tuple[str, ...]
+    defaults: Mapping[str, str]
+    exported: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
+    """Read a script.
+
+    Args:
+        text: the script.
+        given: values of its variables, of $1 and so on, and of commands as it writes them.
+
+    Raises:
+        ScriptError: quotes or reserved words do not match, or a limit is exceeded.
+    """
+    reader = _Reader(text, dict(given or {}))
+    try:
+        reader.read(text)
+    except RecursionError:
+        raise ScriptError(1, "blocks or calls are nested too deeply: flatten them") from None
+    return reader.script()
+
+
+class _Reader(Commands):
+    """Reads the statements of a script in their order."""
+
+    def script(self) -> Script:
+        """Return all that was found."""
+        own, told = self._expander, set(self._given)
+        launches = [replace(launch, times=times) for launch, times in self._launches.items()]
+        assumed = [name for name in own.assumed if name not in told]
+        notes = sorted(self._notes, key=lambda note: self._notes[note])
+        for name in self._given:
+            if name not in own.used and not _names(name, self._text):
+                notes.append(f"--set {name}: the script has no {name}")
+        defaults = {
+            name: own.holes.shown(value) for name, value in own.defaults.items() if name not in told
+        }
+        return Script(
+            tuple(launches),
+            own.holes,
+            tuple(notes),
+            tuple(assumed),
+            defaults,
+            tuple(self._exported),
+            tuple(self._others),
+        )
+
+    def read(self, text: str) -> None:
+        """Read a text as commands."""
+        self._block(statements_of(text))
+
+    @contextmanager
+    def _within(self, scope: Scope) -> Iterator[None]:
+        """Let the block change another scope."""
+        before, self._expander.scope = self._expander.scope, scope
+        try:
+            yield
+        finally:
+            self._expander.scope = before
+
+    def _block(self, block: Block) -> bool:
+        """Read statements; return whether the script ends in them."""
+        return any(self._statement(statement) for statement in block)
+
+    def _statement(self, statement: Statement) -> bool:
+        self._expander.budget.step(statement.line)
+        match statement:
+            case Simple():
+                return self._simple(statement)
+            case Chain():
+                return self._chain(statement)
+            case Branches():
+                return self._branches(statement)
+            case Case():
+                return self._case(statement)
+            case Loop():
+                return self._loop(statement)
+            case Group():
+                return self._block(statement.body)
+            case Function():
+                self._functions[statement.name] = statement.body
+        return False
+
+    def _holds(self, condition: Block) -> bool | None:
+        """Return whether a condition holds; ``None``: it is not known. Its commands are read."""
+        if len(condition) == 1:
+            match condition[0]:
+                case Simple(words=words) if is_test(words):
+                    return judged(words, self._expander)
+                case Simple(words=(Word() as only,)) if only.plain in _CONSTANTS:
+                    return only.plain != "false"
+                case Chain(links=links) if all(joint in ("", "&&", "||") for joint, _ in links):
+                    return self._chained(links)
+        self._block(condition)
+        return None
+
+    def _chained(self, links: Sequence[tuple[str, Statement]]) -> bool | None:
+        found: bool | None = None
+        for joint, statement in links:
+            own = self._holds((statement,))
+            if joint == "&&":
+                own = False if False in (found, own) else None if None in (found, own) else True
+            elif joint == "||":
+                own = True if found or own else None if None in (found, own) else False
+            found = own
+        return found
+
+    def _branches(self, own: Branches) -> bool:
+        """Read if: the branch that is taken, or all that may be."""
+        bodies: list[tuple[str, Block]] = []
+        for condition, body in own.branches:
+            told = _shown(condition)
+            holds = self._holds(condition)
+            if holds is None:
+                bodies.append((told, body))
+                continue
+            if holds and not bodies:
+                self._note(own.line, f"if {told}: true, its branch is read")
+                return self._taken(own.line, told, body)
+            if holds:
+                bodies.append((told, body))
+                return self._all_of(own.line, f"if {bodies[0][0]}", bodies)
+            self._note(own.line, f"if {told}: false, its branch is left out")
+        if not bodies:
+            return self._taken(own.line, "else", own.otherwise)
+        return self._all_of(own.line, f"if {bodies[0][0]}", [*bodies, ("else", own.otherwise)])
+
+    def _taken(self, line: int, told: str, body: Block) -> bool:
+        """Read a branch that is known to be taken; one that ends the script is left."""
+        scope = self._scope.copy()
+        with self._within(scope):
+            ended = self._block(body)
+        if ended:
+            self._note(line, f"{told}: the script would end here; the lines behind it are read")
+        else:
+            self._expander.scope = scope
+        return False
+
+    def _all_of(self, line: int, told: str, bodies: Sequence[tuple[str, Block]]) -> bool:
+        """Read branches of which a reader cannot know which one is taken."""
+        scopes = []
+        for _, body in bodies:
+            self._expander.budget.step(line)
+            scope = self._scope.copy()
+            with self._within(scope):
+                if not self._block(body):
+                    scopes.append(scope)
+        self._join(line, f"{told} is not known: all branches are read", scopes)
+        return False
+
+    def _join(self, line: int, told: str, scopes: Sequence[Scope]) -> None:
+        if not scopes:
+            return
+        merging = Merging(self._expander.holes, line)
+        self._expander.scope = merging.merged(self._scope, scopes)
+        for names, what in (
+            (merging.joined, "the only branch that has flags counts for"),
+            (merging.first, "the first branch that has flags counts for"),
+            (merging.unsure, "give by --set what the branch decides:"),
+        ):
+            if names:
+                told += f"; {what} {', '.join(names)}"
+        if len(scopes) > 1:
+            self._note(line, told)
+
+    def _case(self, own: Case) -> bool:
+        word = self._expander.text(own.word)
+        told = f"case {own.word.source}"
+        if HOLE.search(word):
+            bodies = [
+                ("|".join(p.source for p in patterns), body) for patterns, body in own.choices
+            ]
+            names = ", ".join(name for name, _ in bodies)
+            return self._all_of(own.line, f"{told} (of {names})", bodies)
+        for patterns, body in own.choices:
+            for pattern in patterns:
+                if matches(word, self._expander.text(pattern)):
+                    self._note(own.line, f"{told}: {pattern.source} is read")
+                    return self._taken(own.line, told, body)
+        self._note(own.line, f"{told}: no pattern fits {word!r}")
+        return False
+
+    def _loop(self, own: Loop) -> bool:
+        """Read a loop over known words in rounds, any other one once, without its assignments."""
+        words = None if own.words is None else [f for w in own.words for f in self._fields(w)]
+        if own.name.isidentifier() and words is not None and not any(map(HOLE.search, words)):
+            if len(words) > _MOST_ROUNDS:
+                self._note(
+                    own.line, f"for: the first {_MOST_ROUNDS} of {len(words)} rounds are read"
+                )
+            for word in words[:_MOST_ROUNDS]:
+                self._scope.values[own.name] = word
+                self._block(own.body)
+            return False
+        with self._within(self._scope.copy()):
+            if own.name.isidentifier():
+                hole = Hole(f"${own.name}", own.name, own.line)
+                self._scope.values[own.name] = self._expander.holes.mark(hole)
+            launches = len(self._launches)
+            self._block(own.body)
+        if len(self._launches) > launches or own.name:
+            self._note(own.line, "a loop: read once")
+        return False
+
+    def _chain(self, own: Chain) -> bool:
+        """Read && and ||: what stands behind a test, as a branch; a command counts as done well."""
+        found: bool | None = True
+        for joint, statement in own.links:
+            if joint in ("&&", "||") and found is (joint == "||"):
+                continue
+            if _is_condition(statement) and joint != "|":
+                found = self._holds((statement,))
+            elif found is None and joint in ("&&", "||"):
+                self._maybe(statement, _shown((own,)))
+            elif self._statement(statement):
+                return joint == ""
+            else:
+                found = True
+        return False
+
+    def _maybe(self, statement: Statement, told: str) -> None:
+        """Read a statement of which it is not known whether it is run."""
+        scope = self._scope.copy()
+        with self._within(scope):
+            ended = self._statement(statement)
+        if not ended:
+            before = self._scope.copy()
+            self._join(statement.line, f"{told} is not known: it is read", [scope, before])
+
+
+def _is_condition(statement: Statement) -> bool:
+    """Return whether a statement is a test, true or false."""
+    if not isinstance(statement, Simple):
+        return False
+    is_constant = len(statement.words) == 1 and statement.words[0].plain in _CONSTANTS
+    return is_constant or is_test(statement.words)
+
+
+def _names(name: str, text: str) -> bool:
+    """Return whether a script has a variable, or a command as it is written."""
+    if name.isidentifier() or name.isdigit():
+        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+    return name in " ".join(text.split())
+
+
+def _shown(block: Block) -> str:
+    """Return commands in short, for a note."""
+    text = "; ".join(_source(statement) for statement in block)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _source(statement: Statement) -> str:
+    match statement:
+        case Simple(words=words):
+            return " ".join(
+                word.pieces[-1].text.join(("((", "))"))
+                if word.source.startswith("((")
+                else word.source
+                for word in words
+            )
+        case Chain(links=links):
+            parts = (f"{joint} {_source(own)}".strip() for joint, own in links)
+            return " ".join(parts)
+    return "..."
