@@ -35,7 +35,9 @@ class Told:
         option, _, values = self.flag.partition(" ")
         written = f"{spelling(option)} {values}".rstrip()
         rest = self.line.removeprefix(written)
-        return self.line if rest[:1] not in " :," else rest.lstrip(": ")  # 5 may be told as 5.0
+        if rest.startswith(", "):  # the line is about several flags
+            return f"and {rest[2:]}"
+        return self.line if rest[:1] not in " :" else rest.lstrip(": ")  # 5 may be told as 5.0
 
 
 def told_of(
