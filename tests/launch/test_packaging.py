@@ -21,7 +21,7 @@ from megatron.native.extensions import EXTENSIONS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
-SHIPPED: Final = (".py", ".cpp", ".txt", ".typed")
+SHIPPED: Final = (".py", ".cpp", ".txt", ".typed", ".flags")
 WRITES_NOTHING: Final = 'for word; do [ "$last" != -o ] || : >"$word"; last=$word; done'
 """A compiler whose output is empty."""
 
