@@ -1,9 +1,9 @@
 """The words of a command line, sorted by flag before any value is read.
 
-A word ``@FILE`` stands for the flags of a file (``flag_files``). Every other word belongs to the flag
-before it. The flags of this project whose values can be read are taken. For other flags, such as
-Megatron's, ``run/foreign`` has answers. They are read as flags of this project, or get a note why
-they change nothing, or a mistake.
+A word ``@FILE`` stands for the flags of a file (``flag_files``). Every other word belongs to the
+flag before it. The flags of this project whose values can be read are taken. For other flags, such
+as Megatron's, ``run/foreign`` has answers. They are read as flags of this project, or get a note
+why they change nothing, or a mistake.
 """
 
 from collections.abc import Mapping, Sequence
