@@ -178,12 +178,15 @@ def _written(words: Sequence[str], file: str = "", line: int = 0) -> WrittenFlag
 
 
 def found_file(name: str, folder: Path) -> Path | None:
-    """Return the file of a name: a path from a folder, or else the recipe of that name."""
-    path = folder / name
-    if name and path.exists():
+    """Return the file of a name: a path from a folder, or else the recipe of that name.
+
+    A folder does not hide a recipe, because a model's folder often has the model's name.
+    """
+    path, recipe = folder / name, name.removeprefix("recipes/").removesuffix(SUFFIX)
+    is_recipe = recipe in recipe_names()
+    if name and path.exists() and not (is_recipe and path.is_dir()):
         return path
-    recipe = name.removeprefix("recipes/").removesuffix(SUFFIX)
-    return RECIPES / f"{recipe}{SUFFIX}" if recipe in recipe_names() else None
+    return RECIPES / f"{recipe}{SUFFIX}" if is_recipe else None
 
 
 def recipe_names() -> list[str]:

@@ -191,6 +191,8 @@ def test_a_recipe_is_found_unless_a_file_has_its_name(monkeypatch: pytest.Monkey
     monkeypatch.setattr(flag_files, "RECIPES", Path("installed").resolve())
     for name in ("tiny.2xCPU", "tiny.2xCPU.flags", "recipes/tiny.2xCPU"):
         assert read_flag_files([f"@{name}"]).words == ["--num-layers", "5"]
+    Path("tiny.2xCPU").mkdir()  # a folder of a model, which is no flag file
+    assert read_flag_files(["@tiny.2xCPU"]).words == ["--num-layers", "5"]
     write("recipes/tiny.2xCPU", "--num-layers 6")
     assert read_flag_files(["@recipes/tiny.2xCPU"]).words == ["--num-layers", "6"]
     [line] = read_flag_files(["@tiny.2CPU"]).mistakes
