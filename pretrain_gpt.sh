@@ -259,7 +259,9 @@ replica="PIPELINE_SIZE=$p"
 read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
 own=(${extra[@]+"${extra[@]}"} "$@")
 typed=(${own[@]+"${own[@]}"})
+files=""
 if [[ " ${own[*]-}" == *" @"* ]]; then
+  files=some
   # A word @FILE stands for the flags of a file. The line below keeps it; this script needs the flags.
   python="${PYTHON:-python3}"
   if [[ -n "${VENV:-}" ]]; then python="$VENV/bin/python"; fi
@@ -542,6 +544,17 @@ fi
 
 # --- Train
 
+if ((${#files})); then # flags of this script that a file replaces are left out, as there are many
+  kept=() keeps=1
+  for word in "${options[@]}"; do
+    if [[ "$word" == --* ]]; then
+      keeps=1
+      [[ "$given" != *" $word "* && "$given" != *" $word="* ]] || keeps=0
+    fi
+    if ((keeps)); then kept+=("$word"); fi
+  done
+  options=(${kept[@]+"${kept[@]}"})
+fi
 if ((needs_data)); then options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL"); fi
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})

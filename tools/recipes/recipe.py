@@ -1,5 +1,6 @@
 """The recipes as data: what a file's name, head and flags say."""
 
+import hashlib
 import itertools
 import math
 import re
@@ -112,6 +113,12 @@ class Recipe:
         kinds = ("tensor-model-parallel", "context-parallel", "pipeline-model-parallel")
         options = (f"--{kind}-size" for kind in kinds)
         return self.gpus // math.prod(int(given.get(option, ("1",))[0]) for option in options)
+
+    @property
+    def digest(self) -> str:
+        """A digest of its flags, those of the files that it names among them."""
+        words = read_flag_files([f"@{self.path}"]).words
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 
     @property
     def predicting(self) -> list[str]:
