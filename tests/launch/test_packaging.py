@@ -157,6 +157,14 @@ def test_an_installed_command_needs_the_standard_library_only(
     assert expected in done.stdout
 
 
+def test_installed_recipes_are_found_from_any_folder(installed: Path) -> None:
+    command = ("-S", "-m", "megatron.run.flag_files", "@recipes/llama3-8b-128k.8xH100")
+    done = run(*command, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert "--num-layers 32" in done.stdout
+    assert "--vocab-parallel vocab-2" in done.stdout
+
+
 def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> None:
     script = str(installed / "bin/draw-schedule")
     done = run("-S", script, PYTHONPATH=str(installed))
