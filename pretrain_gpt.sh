@@ -4,7 +4,8 @@
 #   VOCAB_PARALLEL=1 VOCAB_SIZE=256k bash pretrain_gpt.sh [FLAG...]
 #
 # makes .venv, prepares sample data, and starts torchrun with one rank per GPU or, without GPUs, one
-# rank per core. Every FLAG goes to pretrain_gpt.py and overrides the flags set here.
+# rank per core. Every FLAG goes to pretrain_gpt.py and overrides the flags set here; a FLAG @FILE
+# stands for the flags of a file (docs/running.md).
 #
 # Environment variables: those of the pretrain_gpt.sh of VocabularyParallelism ("the original") and
 # of the examples/pretrain_*.sh of zero-bubble-pipeline-parallelism, with their meaning, and a few
@@ -257,7 +258,18 @@ replica="PIPELINE_SIZE=$p"
 # The user's flags, in which underscores count as dashes.
 read -rd '' -a extra <<<"${EXTRA_OPTIONS:-}" || true # all lines of it; it fails at the end
 own=(${extra[@]+"${extra[@]}"} "$@")
-given=" ${own[*]//_/-} "
+typed=(${own[@]+"${own[@]}"})
+files=""
+if [[ " ${own[*]-}" == *" @"* ]]; then
+  files=some
+  # A word @FILE stands for the flags of a file. The line below keeps it; this script needs the flags.
+  python="${PYTHON:-python3}"
+  if [[ -n "${VENV:-}" ]]; then python="$VENV/bin/python"; fi
+  quoted="$(PYTHONPATH="$root" "$python" -m megatron.run.flag_files "${own[@]}")" || exit 2
+  eval "typed=($quoted)"
+fi
+given=" ${typed[*]-} "
+given="${given//_/-}"
 if ((nodes > 1)) && ! on DRY_RUN; then
   # torchrun would wait for an unknown host without a word; a cluster's name server may be late.
   for _ in {1..15}; do
@@ -269,7 +281,7 @@ if ((nodes > 1)) && ! on DRY_RUN; then
       "address of node 0"
 fi
 own_data=0 own_tokenizer=0
-for word in ${own[@]+"${own[@]}"}; do
+for word in ${typed[@]+"${typed[@]}"}; do
   case "${word%%=*}" in
     --data-path | --train-data-path | --data-args-path | --per-split-data-args-path) own_data=1 ;;
     --tokenizer-type | --tokenizer-model) own_tokenizer=1 ;;
@@ -532,6 +544,17 @@ fi
 
 # --- Train
 
+if ((${#files})); then # flags of this script that a file replaces are left out, as there are many
+  kept=() keeps=1
+  for word in "${options[@]}"; do
+    if [[ "$word" == --* ]]; then
+      keeps=1
+      [[ "$given" != *" $word "* && "$given" != *" $word="* ]] || keeps=0
+    fi
+    if ((keeps)); then kept+=("$word"); fi
+  done
+  options=(${kept[@]+"${kept[@]}"})
+fi
 if ((needs_data)); then options+=(--data-path "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL"); fi
 command=(env "${environment[@]}" "$venv/bin/torchrun" "${rendezvous[@]}"
   --nproc-per-node "$ranks_per_node" "$root/pretrain_gpt.py" "${options[@]}" ${own[@]+"${own[@]}"})

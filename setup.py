@@ -56,7 +56,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=["megatron", *PACKAGES],
-    package_data={"": ["*.cpp", "py.typed", "table.txt", "page/*"]},
+    package_data={"": ["*.cpp", "py.typed", "table.txt", "page/*", "*.flags"]},
     ext_modules=[as_built_here(*own) for own in built_here()],
     py_modules=["pretrain_gpt"],
     entry_points={

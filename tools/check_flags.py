@@ -1,9 +1,9 @@
 """Judges the command line of a training job before the job starts, in one process.
 
 ``pretrain_gpt.sh`` calls it with the flags of ``pretrain_gpt.py``, and with ``WORLD_SIZE`` set to
-the ranks of the job. With ``ONLY_WORDS`` set, only the names of flags are judged, because other
-mistakes depend on flags that the script adds later. Mistakes are printed, and the exit status is
-then 2. Mistakes about the files of data are left to the ranks.
+the ranks of the job. With ``ONLY_WORDS`` set, only flag files and the names of flags are judged,
+because other mistakes depend on flags that the script adds later. Mistakes are printed, and the
+exit status is then 2. Mistakes about the files of data are left to the ranks.
 """
 
 import os
@@ -18,6 +18,7 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from megatron.flags.readable import as_error
     from megatron.run.command_line import read
+    from megatron.run.flag_files import read_flag_files
     from megatron.run.topics import DECLARED
     from megatron.run.words import sort_words
 
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, ranks = sys.argv[1:] if argv is None else argv, os.environ.get("WORLD_SIZE") or "1"
     helps = not {"-h", "--help"}.isdisjoint(words)
     if os.environ.get("ONLY_WORDS") and not helps:
-        found = [line for line in sort_words(words, DECLARED).mistakes if _UNKNOWN in line]
+        unknown = [line for line in sort_words(words, DECLARED).mistakes if _UNKNOWN in line]
+        found = list(dict.fromkeys([*read_flag_files(words).mistakes, *unknown]))
     else:
         found = mistakes(words, int(ranks))
     if found:

@@ -52,10 +52,13 @@ with in_environment():
     from megatron.flags.command import read_command
     from megatron.flags.declare import flag, positional
     from megatron.flags.ranges import COUNT, NOT_NEGATIVE
-    from megatron.flags.readable import told_as_error
+    from megatron.flags.readable import as_error, told_as_error
     from megatron.model.settings import ModelSettings
     from megatron.run.command_line import parse
+    from megatron.run.flag_files import read_flag_files
     from megatron.run.megatron_words import words_of_megatron
+    from megatron.run.overrides import in_effect
+    from megatron.run.topics import DECLARED
     from megatron.schedules.counted import counted
 
 QUIET_SECONDS = 1.0
@@ -210,7 +213,7 @@ def take_out(args: ExportFlags) -> None:
 
 
 def bring_core_in(args: CoreFlags, given: Sequence[str]) -> None:
-    """Run ``import-core``."""
+    """Run ``import-core``; words of ``given`` may name flag files."""
     check_empty(args.checkpoints)
     where = find(args.core)
     saved, reader = arguments(where), CoreReader(where)
@@ -230,10 +233,26 @@ def bring_core_in(args: CoreFlags, given: Sequence[str]) -> None:
     print(told_flags(args.checkpoints, model))
 
 
+def _without_flag_files(arguments: Sequence[str] | None) -> Sequence[str]:
+    """Return the words of the command line; those of ``import-core`` without flag files."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if list(words[:1]) != ["import-core"]:
+        return words
+    found = read_flag_files(words)
+    if found.mistakes:
+        sys.exit(as_error("\n".join(found.mistakes)))
+    flags, replaced = in_effect(found.flags, DECLARED)
+    for note in (*found.notes, *replaced):
+        print(f"note: {note}", file=sys.stderr)
+    return [word for flag in flags for word in flag.words]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     of_training: list[str] = []
-    flags = read_command(arguments, __doc__, COMMANDS, {"import-core": of_training})
+    flags = read_command(
+        _without_flag_files(arguments), __doc__, COMMANDS, {"import-core": of_training}
+    )
     with told_as_error(ForeignError, DamagedError, SaveError):
         match flags:
             case ImportFlags():

@@ -155,9 +155,16 @@ _WORDS: Final[Mapping[Reason, str]] = {
 def _reasons(taken: Proposal) -> Iterator[str]:
     """Yield where the seconds of an iteration go, the most first."""
     yield "where the seconds go, on average over the ranks:"
-    for reason, seconds in sorted(taken.spent.items(), key=lambda own: -own[1]):
-        if seconds > _LEAST * taken.seconds:
-            yield f"{_number(seconds):>10} s {seconds / taken.seconds:6.1%}  {_WORDS[reason]}"
+    for words, seconds in in_words(taken.spent):
+        yield f"{_number(seconds):>10} s {seconds / taken.seconds:6.1%}  {words}"
+
+
+def in_words(spent: Mapping[Reason, float]) -> Iterator[tuple[str, float]]:
+    """Yield each reason in words with its seconds, the most first; tiny shares are left out."""
+    whole = sum(spent.values())
+    for reason, seconds in sorted(spent.items(), key=lambda own: -own[1]):
+        if seconds > _LEAST * whole:
+            yield _WORDS[reason], seconds
 
 
 _LEAST: Final = 5e-4

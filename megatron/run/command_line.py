@@ -156,4 +156,7 @@ def without_training(flags: Flags) -> Flags:
     return flags.replaced(train, optimizer, spans)
 
 
-_PURPOSE: Final = "Pretrain GPT with vocabulary parallelism in pipeline parallelism."
+_PURPOSE: Final = (
+    "Pretrain GPT with vocabulary parallelism in pipeline parallelism. A word @FILE stands for the "
+    "flags of a file, or of a recipe (docs/recipes.md)."
+)

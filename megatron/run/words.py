@@ -1,8 +1,9 @@
 """The words of a command line, sorted by flag before any value is read.
 
-Every word belongs to the flag before it. The flags of this project whose values can be read are
-taken. For other flags, such as Megatron's, ``run/foreign`` has answers. They are read as flags
-of this project, or get a note why they change nothing, or a mistake.
+A word ``@FILE`` stands for the flags of a file (``flag_files``). Every other word belongs to the
+flag before it. The flags of this project whose values can be read are taken. For other flags, such
+as Megatron's, ``run/foreign`` has answers. They are read as flags of this project, or get a note
+why they change nothing, or a mistake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,41 +11,62 @@ from difflib import get_close_matches
 
 from megatron.flags.declare import Declaration
 from megatron.flags.words import SortedWords, as_written, no_flag, split
+from megatron.run.flag_files import WrittenFlag, read_flag_files
 from megatron.run.foreign.answers import ANSWERS, DECIDED, Answer
 from megatron.run.foreign.line import Line
+from megatron.run.overrides import in_effect
 
 
 def sort_words(
     argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int = 1
 ) -> SortedWords:
-    """Sort the words of a command line by flag.
+    """Sort the words of a command line by flag; the flags of its flag files are among them.
 
     Args:
         argv: words of the command line, without the program.
         declared: the flags of this project, as they stand on a command line.
         world_size: ranks of the job.
     """
-    found = SortedWords()
-    line = _line(argv, declared, world_size)
-    for option, values in split(argv):
-        written = as_written(option, values)
-        answer = None if option in declared else ANSWERS.to(option, values, line)
-        if option in declared:
-            _take_or_answer(found, declared, option, values, line, written)
-        elif answer is None or _is_misspelt(option, declared):
-            found.mistakes.append(_unknown(option, values, declared))
-        elif answer.kind == "rewritten":
-            _read_as(found, declared, answer.words(values, line), line, written)
-        else:
-            _tell(found, written, answer)
-            if answer.feature in DECIDED:
-                found.unreadable.add(DECIDED[answer.feature])
+    read = read_flag_files(argv)
+    flags, replaced = in_effect(read.flags, declared)
+    found = SortedWords(notes=[*read.notes, *replaced], mistakes=list(read.mistakes))
+    line = _line(flags, declared, world_size)
+    for flag in flags:
+        before = len(found.mistakes)
+        _sort(found, declared, flag.option, flag.values, line)
+        if flag.file:
+            told = found.mistakes[before:]
+            found.mistakes[before:] = [f"{mistake} ({flag.origin})" for mistake in told]
     return found
 
 
-def _line(argv: Sequence[str], declared: Mapping[str, Declaration], world_size: int) -> Line:
+def _sort(
+    found: SortedWords,
+    declared: Mapping[str, Declaration],
+    option: str,
+    values: Sequence[str],
+    line: Line,
+) -> None:
+    """Take a flag, or answer it."""
+    written = as_written(option, values)
+    answer = None if option in declared else ANSWERS.to(option, values, line)
+    if option in declared:
+        _take_or_answer(found, declared, option, values, line, written)
+    elif answer is None or _is_misspelt(option, declared):
+        found.mistakes.append(_unknown(option, values, declared))
+    elif answer.kind == "rewritten":
+        _read_as(found, declared, answer.words(values, line), line, written)
+    else:
+        _tell(found, written, answer)
+        if answer.feature in DECIDED:
+            found.unreadable.add(DECIDED[answer.feature])
+
+
+def _line(
+    flags: Sequence[WrittenFlag], declared: Mapping[str, Declaration], world_size: int
+) -> Line:
     """Return the flags as written, and also our flags that some of them are other names of."""
-    given = dict(split(argv))
+    given: dict[str, Sequence[str]] = {flag.option: flag.values for flag in flags}
     ours: dict[str, Sequence[str]] = {}
     for option, values in given.items():
         answer = None if option in declared else ANSWERS.to(option, values, Line({}))

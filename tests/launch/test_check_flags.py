@@ -81,3 +81,18 @@ def test_the_script_shows_the_help_once() -> None:
     done = script("--help")
     assert done.stdout.count("usage: pretrain_gpt.py") == 1
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_mistake_in_a_flag_file_is_told_before_names_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONLY_WORDS", "1")
+    file = tmp_path / "own.flags"
+    file.write_text("--lr -1\n--num-layrs 2\nlr 3\n")
+    assert main([f"@{file}"]) == 2
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "error:"
+    assert len(lines) == 2
+    assert lines[0].startswith(f"{file}, line 3: 'lr' is no flag")
+    assert lines[1].startswith("--num-layrs is no flag")
+    assert lines[1].endswith(f"({file}, line 2)")

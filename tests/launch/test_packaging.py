@@ -22,7 +22,7 @@ from megatron.native.extensions import EXTENSIONS
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "pretrain_gpt.py")
 PAGES: Final = (".css", ".html", ".js", ".svg")
-SHIPPED: Final = (".py", ".cpp", ".txt", ".typed", *PAGES)
+SHIPPED: Final = (".py", ".cpp", ".txt", ".typed", ".flags", *PAGES)
 WRITES_NOTHING: Final = 'for word; do [ "$last" != -o ] || : >"$word"; last=$word; done'
 """A compiler whose output is empty."""
 
@@ -156,6 +156,14 @@ def test_an_installed_command_needs_the_standard_library_only(
     done = run("-S", script, *arguments, PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_installed_recipes_are_found_from_any_folder(installed: Path) -> None:
+    command = ("-S", "-m", "megatron.run.flag_files", "@recipes/llama3-8b-128k.8xH100")
+    done = run(*command, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert "--num-layers 32" in done.stdout
+    assert "--vocab-parallel vocab-2" in done.stdout
 
 
 def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> None:

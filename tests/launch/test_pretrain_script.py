@@ -647,3 +647,23 @@ def test_flags_may_name_data_and_tokenizer_in_place_of_the_sample(cpu: Machine) 
     sampled = cpu.line("--data-path", "my").training
     assert sampled["--data-path"] == "my"
     assert sampled["--tokenizer-model"].startswith("SAMPLE_TOKENIZER_")
+
+
+def test_flags_of_a_file_count_as_if_they_were_typed(cpu: Machine, tmp_path: Path) -> None:
+    """The line keeps the file, and leaves out the script's flags that the file's flags replace."""
+    file = tmp_path / "own.flags"
+    lines = ("--lr 1e-3  # no rate of the script", "--train-samples 99", "--vocab_parallel=none")
+    file.write_text("\n".join([*lines, "--hidden_size 320", "--split=9,1,0"]))
+    done = cpu.run(f"@{file}", "--seed", "2", VOCAB_PARALLEL=1)
+    words = shlex.split(done.stdout)
+    assert words[-3:] == [f"@{file}", "--seed", "2"]
+    absent = {"--lr", "--lr-decay-style", "--train-iters", "--enable-vocab-parallel"}
+    absent |= {"--hidden-size", "--split"}
+    assert absent.isdisjoint(words)
+    assert {"--num-layers", "--clip-grad"} < set(words)
+
+
+def test_a_mistake_in_a_flag_file_ends_the_script(cpu: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "own.flags"
+    file.write_text("lr 1\n")
+    assert f"{file}, line 1: 'lr' is no flag" in cpu.refusal(f"@{file}")

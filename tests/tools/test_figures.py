@@ -47,6 +47,7 @@ HELD: Final = (
     "docs/long-sequences.md",
     "docs/metrics.md",
     "docs/offload.md",
+    "docs/recipes.md",
     "docs/predictions.md",
     "docs/recomputation.md",
     "docs/running.md",

@@ -22,7 +22,7 @@ TOOLS = (
     "predictions.calibrate_shared",
     *("preprocess_benchmark", "replicas_at_scale"),
     *("reproduce", "reproduce_paper", "sample_data", "schedule_report", "splitting_page"),
-    *("experts_page", "long_sequences_page", "vocab_recompute"),
+    *("experts_page", "long_sequences_page", "recipe_cards", "vocab_recompute"),
 )
 BASES = ("Flags",)
 

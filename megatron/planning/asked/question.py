@@ -1,5 +1,6 @@
 """The question of the command ``plan`` as its command line asks it."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,14 +10,17 @@ from typing import Final
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag, required
-from megatron.flags.groups import Flags, faults_of
+from megatron.flags.groups import Flags, Rule, faults_of
 from megatron.flags.ranges import COUNT, LENGTH, Range
 from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
 from megatron.planning.asked.model import AskedModel, model_of
 from megatron.run import command_line
+from megatron.run.flag_files import read_flag_files
+from megatron.run.overrides import in_effect
 from megatron.run.parallelism import ParallelFlags, ranks_of_replica
+from megatron.run.topics import DECLARED
 from megatron.run.train import TrainFlags
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.ways_folder import fault_of_target
@@ -141,8 +145,13 @@ def question_of(argv: Sequence[str] | None, about: str | None) -> Question:
         SystemExit: with 0 after ``--help``, with 2 after printing all mistakes.
     """
     others: list[str] = []
-    flags = read(argv, about, PlanFlags, rules=[partial(_mistakes, others)], others=others)
-    return _question(flags[PlanFlags], others)
+    given = read_flag_files(sys.argv[1:] if argv is None else argv)
+    own, replaced = in_effect(given.flags, DECLARED)
+    words = [word for flag in own for word in flag.words]
+    rules: list[Rule] = [lambda _: iter(given.mistakes), partial(_mistakes, others)]
+    flags = read(words, about, PlanFlags, rules=rules, others=others)
+    question = _question(flags[PlanFlags], others)
+    return replace(question, notes=(*given.notes, *replaced, *question.notes))
 
 
 def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:

@@ -123,3 +123,26 @@ def test_help_names_the_forms(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_options_of_words() -> None:
     assert options_in(["--a", "1", "--b=2", "--c_d"]) == {"--a", "--b", "--c-d"}
+
+
+def test_flags_of_a_file_are_part_of_the_question(llama: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.flags"
+    file.write_text("--vocab-size 256000\n--micro-batch-size 2\n--gpus 8xH100\n")
+    asked = question_of([*llama, f"@{file}", *JOB, "--micro-batch-size", "4"], "About.")
+    assert asked.gpus.count == 64
+    assert asked.words[-4:] == ("--vocab-size", "256000", "--micro-batch-size", "4")
+    assert asked.notes[0] == f"@{file} is read as 3 flags of {file}"
+    replaced = [note for note in asked.notes if "changes nothing" in note]
+    assert {note.split(" (")[0] for note in replaced} == {"--micro-batch-size 2", "--gpus 8xH100"}
+
+
+def test_mistakes_in_flag_files_are_told_with_all_others(
+    llama: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.flags"
+    file.write_text("gpus\n")
+    with pytest.raises(SystemExit):
+        question_of([*llama, f"@{file}", *JOB, "--train-itres", "1"], "About.")
+    told = capsys.readouterr().err
+    assert f"{file}, line 1: 'gpus' is no flag" in told
+    assert "--train-itres is no flag" in told

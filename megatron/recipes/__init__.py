@@ -1,0 +1,1 @@
+"""Recipes: flag files of models, each with a layout for given GPUs (docs/recipes.md)."""
