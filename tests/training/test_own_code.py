@@ -74,11 +74,14 @@ def test_a_file_that_vanishes_does_not_count(copy: Path, monkeypatch: pytest.Mon
 
 
 def test_every_file_that_a_wheel_brings_counts() -> None:
-    """The data of packages, by the one statement in setup.py; rooms are marked by py.typed."""
+    """The data of packages, by the one statement in setup.py; rooms are marked by py.typed.
+
+    Pages are for browsers, and the flags of recipes are compared as those of a command line.
+    """
     nodes = list(ast.walk(ast.parse((PACKAGE.parent / "setup.py").read_text())))
     named = [node for node in nodes if isinstance(node, ast.keyword)]
     [data] = [node.value for node in named if node.arg == "package_data"]
-    patterns = {"*.py", *ast.literal_eval(data)[""]} - {"py.typed"}
+    patterns = {"*.py", *ast.literal_eval(data)[""]} - {"py.typed", "page/*", "*.flags"}
     rooms = [path.parent for path in PACKAGE.glob("*/py.typed")]
     files = {
         str(path.relative_to(PACKAGE.parent))
