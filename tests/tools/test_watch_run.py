@@ -80,6 +80,16 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert json.loads(page.scripts[0]) == json.loads(json.dumps(values))
 
 
+def test_sums_beyond_every_number_are_not_shown(tmp_path: Path) -> None:
+    large = 1.7e308
+    made = [interval(step, skipped=large, seconds_per_iteration=large) for step in (5, 10)]
+    watched = Watched(records_files([write(tmp_path / "a.jsonl", start(), *made)], may_come=False))
+    watched.read_all()
+    values = watched.data(View())
+    json.dumps(values, allow_nan=False)
+    assert values["runs"][0]["totals"]["skipped"] is None
+
+
 def test_values_within_a_page_are_read_as_they_were() -> None:
     value = {"text": HOSTILE + "\u2028\ud800", "number": [1.5, None]}
     assert json.loads(embedded(value)) == value

@@ -1,6 +1,7 @@
 """Figures of ranks, and loads of experts, in the newest record of a run."""
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, Final
 
 from megatron.commands.watching.record import Record, mean_reasons, number
@@ -28,9 +29,9 @@ def _bar(first: int, ranks: Sequence[Record]) -> dict[str, Any]:
         "last": first + len(ranks) - 1,
         "peak_memory": max(held, default=None),
         "reserved_memory": max(reserved, default=None),
-        "idle": sum(idle) / len(idle) if idle else None,
+        "idle": sum(own / len(idle) for own in idle) if idle else None,
         "least_idle": min(idle, default=None),
-        "reasons": {name: share for name, share in mean_reasons(ranks).items() if share == share},
+        "reasons": {name: share for name, share in mean_reasons(ranks).items() if isfinite(share)},
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import inf, isfinite
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import numpy as np
 
@@ -171,7 +171,7 @@ def _run_json(run: Run) -> dict[str, Any]:
             {name: _known(value) for name, value in asdict(own).items()}
             for own in run.restarts[-MOST_RESTARTS:]
         ],
-        "totals": {name: float(np.nansum(rows.numbers(name))) for name in ("skipped", "nans")},
+        "totals": {name: _total(rows.numbers(name)) for name in ("skipped", "nans")},
         "usual": _usual(run),
         "slow": _slow(run),
         "busiest": _busiest(run),
@@ -186,7 +186,8 @@ def _usual(run: Run) -> dict[str, float | None]:
     for name in _VARYING:
         numbers = run.intervals.numbers(name)
         recent = numbers[np.isfinite(numbers)][-RECENT:]
-        found[name] = float(np.median(recent)) if len(recent) else None
+        with np.errstate(over="ignore"):
+            found[name] = _known(float(np.median(recent))) if len(recent) else None
     return found
 
 
@@ -196,7 +197,8 @@ def _slow(run: Run) -> dict[str, Any]:
     known = np.isfinite(seconds)
     if not known.any():
         return {"times": _SLOW, "count": 0, "slowest": []}
-    least = _SLOW * float(np.median(seconds[known]))
+    with np.errstate(over="ignore"):
+        least = _SLOW * float(np.median(seconds[known]))
     slow = np.flatnonzero(known & (seconds > least))
     order = slow[np.argsort(-seconds[slow], kind="stable")][:_SLOWEST].tolist()
     rows = [
@@ -214,6 +216,12 @@ def _busiest(run: Run) -> dict[str, Any] | None:
     found, counts = np.unique(ranks, return_counts=True)
     most = int(counts.argmax())
     return {"rank": int(found[most]), "share": float(counts[most] / len(ranks))}
+
+
+def _total(numbers: np.ndarray) -> float | None:
+    """Return a sum without NaN; ``None`` if it is too large for a number."""
+    with np.errstate(over="ignore"):
+        return cast("float | None", _known(float(np.nansum(numbers))))
 
 
 def _known(value: Any) -> Any:
