@@ -184,7 +184,13 @@ def found_file(name: str, folder: Path) -> Path | None:
     """
     path, recipe = folder / name, name.removeprefix("recipes/").removesuffix(SUFFIX)
     is_recipe = recipe in recipe_names()
-    if name and path.exists() and not (is_recipe and path.is_dir()):
+    try:
+        is_there = bool(name) and path.exists()
+    except PermissionError:  # whoever reads the file tells it
+        is_there = True
+    except OSError:  # such as a name that is too long for any file
+        is_there = False
+    if is_there and not (is_recipe and path.is_dir()):
         return path
     return RECIPES / f"{recipe}{SUFFIX}" if is_recipe else None
 
@@ -265,7 +271,10 @@ def _unknown(name: str) -> str:
     names = recipe_names()
     similar = nearest(name.removeprefix("recipes/").removesuffix(SUFFIX), names)
     listed = ", ".join(names) or "none"
-    return f"is no file, and no recipe has this name: {similar}recipes are {listed}"
+    return (
+        f"is no file, and no recipe has this name: {similar}recipes are {listed} (a value that "
+        f"begins with @ is written --flag=@{name})"
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -206,3 +206,9 @@ def test_a_word_behind_a_file_is_refused() -> None:
 
 def test_a_value_that_begins_with_the_sign_is_joined_to_its_flag() -> None:
     assert read_flag_files(["--data-path=@x"]).flags[0].values == ("@x",)
+
+
+def test_a_name_that_no_file_can_have_is_a_mistake() -> None:
+    [line] = read_flag_files(["@" + 300 * "x"]).mistakes
+    assert "is no file" in line
+    assert "--flag=@" in line
