@@ -264,12 +264,39 @@ if [[ " ${own[*]-}" == *" @"* ]]; then
   files=some
   # A word @FILE stands for the flags of a file. The line below keeps it; this script needs the flags.
   python="${PYTHON:-python3}"
+  if [[ -x "$root/.venv/bin/python" ]]; then python="$root/.venv/bin/python"; fi
   if [[ -n "${VENV:-}" ]]; then python="$VENV/bin/python"; fi
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "$("$python" --version 2>&1) is too old to read a flag file: install Python 3.10 or newer, or" \
+      "name one as in PYTHON=python3.12"
   quoted="$(PYTHONPATH="$root" "$python" -m megatron.run.flag_files "${own[@]}")" || exit 2
   eval "typed=($quoted)"
 fi
 given=" ${typed[*]-} "
 given="${given//_/-}"
+if [[ -n "$files" ]]; then # no default of a variable is set yet
+  while read -r option names; do
+    if [[ "$given" == *" $option "* || "$given" == *" $option="* ]]; then
+      read -ra names <<<"$names"
+      idle "$option replaces it (a flag file, or a flag beside it)" "${names[@]}"
+    fi
+  done <<'END'
+--pipeline-model-parallel-size PIPELINE_SIZE
+--tensor-model-parallel-size TP_SIZE
+--context-parallel-size CP_SIZE
+--num-layers LAYERS
+--hidden-size HIDDEN_SIZE
+--ffn-hidden-size IMM_SIZE FFN_HIDDEN_SIZE
+--num-attention-heads ATTENTION_HEADS
+--num-query-groups GQA
+--seq-length SEQ_LENGTH
+--micro-batch-size MICRO_BATCH_SIZE
+--global-batch-size GLOBAL_BATCH_SIZE
+--log-interval LOG_INTERVAL
+--eval-interval EVAL_INTERVAL
+--exit-interval EXIT_INTERVAL
+END
+fi
 if ((nodes > 1)) && ! on DRY_RUN; then
   # torchrun would wait for an unknown host without a word; a cluster's name server may be late.
   for _ in {1..15}; do
@@ -396,7 +423,7 @@ length=(--train-iters "$iterations")
 warmup=(--lr-warmup-fraction "$warmup_share")
 precision=()
 asks_about_gpus=0
-[[ " $* " == *" --dry-run "* ]] && asks_about_gpus=1
+[[ "$given" == *" --dry-run "* ]] && asks_about_gpus=1
 if [[ -z "$measured_precision" ]] && cpu_has_bf16; then measured_precision=bf16; fi
 if ! on FP32 && { ((gpus > 0 || asks_about_gpus)) || [[ "$measured_precision" == bf16 ]]; }; then
   precision=(--bf16)

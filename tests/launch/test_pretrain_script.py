@@ -663,6 +663,17 @@ def test_flags_of_a_file_count_as_if_they_were_typed(cpu: Machine, tmp_path: Pat
     assert {"--num-layers", "--clip-grad"} < set(words)
 
 
+def test_a_variable_that_a_flag_file_replaces_is_told(cpu: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "own.flags"
+    file.write_text("--hidden-size 320\n")
+    done = cpu.run(f"@{file}", HIDDEN_SIZE=512, SEQ_LENGTH=128)
+    assert "note: HIDDEN_SIZE=512 changes nothing: --hidden-size replaces it" in done.stderr
+    assert "SEQ_LENGTH=128 changes nothing" not in done.stderr
+    words = shlex.split(done.stdout)
+    assert "--hidden-size" not in words
+    assert words[words.index("--seq-length") + 1] == "128"
+
+
 def test_a_mistake_in_a_flag_file_ends_the_script(cpu: Machine, tmp_path: Path) -> None:
     file = tmp_path / "own.flags"
     file.write_text("lr 1\n")
