@@ -19,6 +19,7 @@ from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
 from megatron.schedules.settings import PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
+from megatron.simulator.costs.settings import ClusterSettings
 
 REFERENCES: Final = ("single", "pytorch-1f1b", "pytorch-zbv", "pytorch-ddp", "pytorch-tp")
 """Names that stand in place of a schedule for what is compared with: see ``references``."""
@@ -142,6 +143,7 @@ class BenchmarkCase:
             pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
             device=self.device,
+            cluster=ClusterSettings(no_numa_binding=True),  # as in all reports before
             backend="nccl" if self.device == "cuda" else "gloo",
             timeout_minutes=10,
             planning=PlanSettings(zero_bubble_max_pending_backward=self.memory_limit),
