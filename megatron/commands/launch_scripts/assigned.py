@@ -1,7 +1,7 @@
 """Finds the variables to which commands assign values, whether or not a run would reach them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from megatron.commands.launch_scripts.statements import (
@@ -28,52 +28,67 @@ PREFIXES: Final = frozenset({"!", "time", "builtin", "command"})
 PLACES: Final = "@"
 """Stands among the names for $1, $2 and so on."""
 
-_LATER: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=", re.ASCII)
+_LATER: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]{0,99}\])?\+?=", re.ASCII)
 _BY_DEFAULT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?:?=", re.ASCII)
 _INPUTS: Final = frozenset({"read", "mapfile", "readarray", "getopts", "unset"})
 _LEAVES: Final = frozenset({"break", "continue"})
 
+Look = Callable[[int], None]
 Found = Iterator[tuple[str, bool]]
 
 
-def assigned_in(block: Block, functions: Mapping[str, Block]) -> dict[str, bool]:
+def assigned_in(block: Block, functions: Mapping[str, Block], look: Look) -> dict[str, bool]:
     """Return the variables that statements may assign, each with whether they only append to it.
 
     Args:
         block: the statements.
         functions: the bodies of the script's functions, which the statements may call.
+        look: gets the line of every statement, and may raise.
     """
     found: dict[str, bool] = {}
     called: set[str] = set()
     left = [*block]
     while left:
         statement = left.pop()
+        look(statement.line)
         left += inner_of(statement)
         if isinstance(statement, Loop) and statement.name.isidentifier():
             found[statement.name] = False
         if isinstance(statement, Simple):
             for name, appends in _of_command(statement.words):
                 found[name] = appends and found.get(name, True)
-            for word in statement.words:
-                if word.plain in functions and word.plain not in called:
-                    called.add(word.plain)
-                    left += functions[word.plain]
+            names = {word.plain or "" for word in statement.words} & functions.keys()
+            for name in sorted(names - called):
+                called.add(name)
+                left += functions[name]
     return found
 
 
-def leaves_a_loop(block: Block) -> bool:
+def leaves_a_loop(block: Block, look: Look) -> bool:
     """Return whether statements may leave a loop or a round of it early."""
+    return any(_has_word(own, _LEAVES) for own in commands_in(block, look))
+
+
+def leaves_a_function(block: Block, look: Look) -> bool:
+    """Return whether statements may leave a function early."""
+    return any(_has_word(own, frozenset({"return"})) for own in commands_in(block, look))
+
+
+def _has_word(own: Simple, names: frozenset[str]) -> bool:
+    words = [word.source for word in own.words]
+    is_read = "eval" in words and any(name in word for name in names for word in words)
+    return is_read or not names.isdisjoint(words)
+
+
+def commands_in(block: Block, look: Look) -> Iterator[Simple]:
+    """Yield the commands within statements."""
     left = [*block]
     while left:
         statement = left.pop()
+        look(statement.line)
         left += inner_of(statement)
         if isinstance(statement, Simple):
-            words = [word.source for word in statement.words]
-            if _LEAVES & set(words):
-                return True
-            if "eval" in words and any(one in word for one in _LEAVES for word in words):
-                return True
-    return False
+            yield statement
 
 
 def inner_of(statement: Statement) -> list[Statement]:

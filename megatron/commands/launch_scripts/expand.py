@@ -23,7 +23,7 @@ from megatron.commands.launch_scripts.values import (
     is_ambient,
     is_hole,
 )
-from megatron.commands.launch_scripts.words import pieces_of
+from megatron.commands.launch_scripts.words import LONGEST_SUM, pieces_of
 
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[!#]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[#?$!@*-])(?:\[(?P<at>[^\]]*)\])?(?P<rest>.*)",
@@ -152,7 +152,7 @@ class Expander:
         """
         has_inner = "${" in text or "$(" in text or "[" in text
         inside = self._text(pieces_of(text, line), line) if has_inner else text
-        is_known = not HOLE.search(inside)
+        is_known = not HOLE.search(inside) and len(inside) <= LONGEST_SUM
         names = assigned_by(inside)
         if not names:
             return value_of_sum(inside, self.number) if is_known else None
@@ -289,7 +289,8 @@ class Expander:
             key = re.match(r"\[([^\]]+)\]=", word.source)
             if key and word.pieces[0].text.startswith("["):
                 text = self.text(word)
-                found[self.argument(key[1], word.line).strip("\"'")] = text.partition("]=")[2]
+                at, _, value = text.removeprefix("[").partition("]=")
+                found[at.strip("\"'")] = value
             else:
                 for value in self.fields(word):
                     found[str(len(found))] = value

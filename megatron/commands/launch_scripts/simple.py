@@ -133,6 +133,10 @@ class Commands(ABC):
             if name == "export" and own.isidentifier():
                 self._exported.setdefault(own)
 
+    def _assigned_in(self, block: Block) -> dict[str, bool]:
+        """Return the variables that statements may assign, as ``assigned_in``."""
+        return assigned_in(block, self._functions, self._expander.budget.look)
+
     def _forget_all(self, names: Mapping[str, bool], line: int, by: str) -> None:
         """Make variables unknown; flags to which more are appended stay, with a hole behind them.
 
@@ -153,6 +157,8 @@ class Commands(ABC):
                 self._scope.values[name] = f"{value} {hole}"
         if PLACES in names:
             scope = self._scope
+            if scope.places:
+                self._note(line, f"{by}: $1 and so on are not known behind it, and $@ is left out")
             scope.places, scope.has_places = (), False
             for name in [n for n in scope.values if n.isdigit() and n not in self._given]:
                 scope.values.pop(name)
@@ -265,14 +271,15 @@ class Commands(ABC):
             self._others.update(dict.fromkeys(w for w in shown if w.endswith((".sh", ".bash"))))
 
     def _nested(self, words: list[str], text: str, line: int) -> None:
-        """Read the text of ``bash -c TEXT``."""
-        before, offset = self._wrapper, self._offset
+        """Read the text of ``bash -c TEXT``, whose assignments end with that shell."""
+        before, offset, scope = self._wrapper, self._offset, self._scope
+        self._expander.scope = scope.copy()
         self._wrapper = (*before, *(word for word in words if word != text))
         self._offset = offset + line - 1
         try:
             self._text_of(text, line)
         finally:
-            self._wrapper, self._offset = before, offset
+            self._wrapper, self._offset, self._expander.scope = before, offset, scope
 
     def _text_of(self, text: str, line: int) -> None:
         with self._deeper(line):
@@ -340,7 +347,7 @@ class Commands(ABC):
             ended = self._block(self._functions[name])
         own = self._locals.pop()
         if self._returns - returns > ended:
-            names = assigned_in(self._functions[name], self._functions)
+            names = self._assigned_in(self._functions[name])
             names = {one: more for one, more in names.items() if one not in own}
             self._forget_all(names, line, f"{name} returns early or not")
         self._returns = returns

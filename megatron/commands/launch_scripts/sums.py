@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile(r"0|[1-9]\d*|0[xX][0-9a-fA-F]+", re.ASCII)
 
 _ASSIGNS: Final = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|"
-    r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)?(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))",
+    r"([A-Za-z_]\w*)\s*(?:\[[^\]]{0,99}\]\s*)?(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))",
     re.ASCII,
 )
 _ONE_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.ASCII | re.DOTALL)

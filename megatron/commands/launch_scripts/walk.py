@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.commands.launch_scripts.assigned import ASSIGNED, assigned_in, leaves_a_loop
+from megatron.commands.launch_scripts.assigned import (
+    ASSIGNED,
+    PLACES,
+    leaves_a_function,
+    leaves_a_loop,
+)
 from megatron.commands.launch_scripts.conditions import is_test, judged
 from megatron.commands.launch_scripts.faults import ScriptError
 from megatron.commands.launch_scripts.launches import (
@@ -166,7 +171,7 @@ class _Reader(Commands):
 
     def _forget(self, block: Block, line: int, by: str) -> None:
         """Make all variables unknown that statements may assign."""
-        self._forget_all(assigned_in(block, self._functions), line, by)
+        self._forget_all(self._assigned_in(block), line, by)
 
     def _holds(self, condition: Block) -> bool | None:
         """Return whether a condition holds; ``None``: it is not known. Its commands are read."""
@@ -246,6 +251,8 @@ class _Reader(Commands):
             return
         merging = Merging(self._expander.holes, line)
         self._expander.scope = merging.merged(self._scope, scopes)
+        if any(own.places != scopes[0].places for own in scopes):
+            self._forget_all({PLACES: False}, line, told)
         for names, what in (
             (merging.joined, "the only branch that has flags counts for"),
             (merging.first, "the first branch that has flags counts for"),
@@ -283,7 +290,9 @@ class _Reader(Commands):
         What another loop assigns is not known, within it and behind it.
         """
         words = None if own.words is None else [f for w in own.words for f in self._fields(w)]
-        is_known = own.name.isidentifier() and not leaves_a_loop(own.body)
+        is_known = own.name.isidentifier() and not leaves_a_loop(
+            own.body, self._expander.budget.look
+        )
         if words is None or not is_known or any(map(_is_open, words)):
             return self._once(own)
         for word in words[:_MOST_ROUNDS]:
@@ -297,7 +306,7 @@ class _Reader(Commands):
 
     def _once(self, own: Loop) -> bool:
         """Read a loop of which a reader cannot know the rounds."""
-        names = assigned_in((own,), self._functions)
+        names = self._assigned_in((own,))
         self._forget_all(names, own.line, "a loop")
         launches, before, scope = len(self._launches), self._scope.values, self._scope.copy()
         with self._within(scope):
@@ -317,7 +326,7 @@ class _Reader(Commands):
         found: bool | None = True
         is_sure = True
         for joint, parts in _pipelines(own.links):
-            if joint and not is_sure and assigned_in(parts, self._functions):
+            if joint and not is_sure and self._matters(parts):
                 found = None
             if joint and found is (joint == "||"):
                 continue
@@ -333,7 +342,14 @@ class _Reader(Commands):
                 return joint == ""
             else:
                 found, is_sure = self._done_well(one)
+            if one is None and "lastpipe" in self._text:
+                self._forget(parts[-1:], own.line, "a pipeline with lastpipe")
         return False
+
+    def _matters(self, block: Block) -> bool:
+        """Return whether what follows depends on whether statements are run."""
+        look = self._expander.budget.look
+        return bool(self._assigned_in(block)) or leaves_a_function(block, look)
 
     def _behind(self, joint: str, found: bool | None, test: Statement) -> bool | None:
         """Return whether a test holds together with what stands before it."""

@@ -52,6 +52,9 @@ ELSEWHERE = (
     *("N=1; [ a = b ] && true | N=5", "printf -v N %d 7", "N=1; printf -vN %02d 7"),
     *("case a in a) N=1 ;& b) N=2 ;; esac", "N=1; ! N=4", "N=1; [[ 010 -eq 8 ]] && N=4"),
     *("M=5; N=1; [[ M -gt 4 ]] && N=4", "N=1; if ((N = 5)); then :; fi", "N=2; getopts n: N -n3"),
+    *("N=1; A=([$((N++))]=2)", "set -- 4 5; [ -f /x ] && shift; N=$1", "N=1; bash -c 'N=2'"),
+    *("N=1; f() { grep -q x /dev/null || return 1; N=3; }; f", "N=2; N=$[N+1]"),
+    *("N=1; shopt -s lastpipe; true | N=5", "N=1; f() { N=3; }; f | cat", "N=1; f() ( N=3 ); f"),
     *("N=1; time N=4", "N=1; builtin printf -v N 5", "N=1; ! ((N++))"),
 )  # fmt: skip
 
