@@ -5,7 +5,6 @@ otherwise all branches are read, and what they change differently is a hole. Eac
 a note.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,15 @@ from megatron.commands.launch_scripts.assigned import (
     PLACES,
     leaves_a_function,
     leaves_a_loop,
+)
+from megatron.commands.launch_scripts.chains import (
+    CONSTANTS,
+    is_condition,
+    is_open,
+    names_it,
+    piped,
+    pipelines,
+    shown,
 )
 from megatron.commands.launch_scripts.conditions import is_test, judged
 from megatron.commands.launch_scripts.faults import ScriptError
@@ -44,16 +52,11 @@ from megatron.commands.launch_scripts.values import (
     Scope,
 )
 
-_CONSTANTS: Final = ("true", "false", ":")
-
 _SURE: Final = frozenset({"echo", "printf", ":", "set", "export", "shopt"})
 """Commands that are done well."""
 
 _MOST_ROUNDS: Final = 64
 """Rounds of a loop that are read."""
-
-_LONGEST_SHOWN: Final = 70
-"""Characters of a command that a note shows."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class _Reader(Commands):
         assumed = [name for name in own.assumed if name not in told]
         notes = sorted(self._notes, key=lambda note: self._notes[note])
         for name in self._given:
-            if name not in own.used and not _names(name, self._text):
+            if name not in own.used and not names_it(name, self._text):
                 notes.append(f"--set {name}: the script has no {name}")
         defaults = {
             name: own.holes.shown(value) for name, value in own.defaults.items() if name not in told
@@ -179,7 +182,7 @@ class _Reader(Commands):
             match condition[0]:
                 case Simple(words=words) if is_test(words):
                     return judged(words, self._expander)
-                case Simple(words=(Word() as only,)) if only.plain in _CONSTANTS:
+                case Simple(words=(Word() as only,)) if only.plain in CONSTANTS:
                     return only.plain != "false"
                 case Chain(links=links) if all(joint in ("", "&&", "||") for joint, _ in links):
                     return self._chained(links)
@@ -205,7 +208,7 @@ class _Reader(Commands):
         """Read if: the branch that is taken, or all that may be."""
         bodies: list[tuple[str, Block]] = []
         for condition, body in own.branches:
-            told = _shown(condition)
+            told = shown(condition)
             holds = self._holds(condition)
             if bodies:
                 self._forget(condition, own.line, "a condition that may not be reached")
@@ -293,7 +296,7 @@ class _Reader(Commands):
         is_known = own.name.isidentifier() and not leaves_a_loop(
             own.body, self._expander.budget.look
         )
-        if words is None or not is_known or any(map(_is_open, words)):
+        if words is None or not is_known or any(map(is_open, words)):
             return self._once(own)
         for word in words[:_MOST_ROUNDS]:
             self._expander.put(own.name, word)
@@ -325,18 +328,18 @@ class _Reader(Commands):
         """
         found: bool | None = True
         is_sure = True
-        for joint, parts in _pipelines(own.links):
+        for joint, parts in pipelines(own.links):
             if joint and not is_sure and self._matters(parts):
                 found = None
             if joint and found is (joint == "||"):
                 continue
             one = parts[0] if len(parts) == 1 else None
-            if one is not None and _is_condition(one):
+            if one is not None and is_condition(one):
                 found, is_sure = self._behind(joint, found, one), is_sure or not joint
             elif found is None and joint:
-                self._maybe(one or _piped(parts), _shown((own,)))
+                self._maybe(one or piped(parts), shown((own,)))
             elif one is None:
-                self._statement(_piped(parts))
+                self._statement(piped(parts))
                 found, is_sure = True, False
             elif self._statement(one):
                 return joint == ""
@@ -378,63 +381,3 @@ class _Reader(Commands):
         before = self._scope.copy()
         if not ended and (scope != before or len(self._launches) > launches):
             self._join(statement.line, f"{told} is not known: it is read", [scope, before])
-
-
-def _is_open(word: str) -> bool:
-    """Return whether only a run tells what a word of a loop is: a hole, or names of files."""
-    return HOLE.search(word) is not None or not set(word).isdisjoint("*?[")
-
-
-def _pipelines(links: Sequence[tuple[str, Statement]]) -> Iterator[tuple[str, Block]]:
-    """Yield the pipelines of a chain, each with && or || before it, if any."""
-    joint, parts = "", list[Statement]()
-    for own, statement in links:
-        if parts and own != "|":
-            yield joint, tuple(parts)
-            parts = []
-        joint = joint if own == "|" else own
-        parts.append(statement)
-    yield joint, tuple(parts)
-
-
-def _piped(parts: Block) -> Statement:
-    """Return the parts of a pipeline, each in a shell of its own."""
-    line = parts[0].line
-    return Group(tuple(Group((part,), part.line, is_apart=True) for part in parts), line)
-
-
-def _is_condition(statement: Statement) -> bool:
-    """Return whether a statement is a test, true or false."""
-    if not isinstance(statement, Simple):
-        return False
-    is_constant = len(statement.words) == 1 and statement.words[0].plain in _CONSTANTS
-    return is_constant or is_test(statement.words)
-
-
-def _names(name: str, text: str) -> bool:
-    """Return whether a script has a variable, or a command as it is written."""
-    if name.isidentifier() or name.isdigit():
-        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
-    return name in " ".join(text.split())
-
-
-def _shown(block: Block) -> str:
-    """Return commands in short, for a note."""
-    text = "; ".join(_source(statement) for statement in block)
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _source(statement: Statement) -> str:
-    match statement:
-        case Simple(words=words):
-            return " ".join(
-                word.pieces[-1].text.join(("((", "))"))
-                if word.source.startswith("((")
-                else word.source
-                for word in words
-            )
-        case Chain(links=links):
-            parts = (f"{joint} {_source(own)}".strip() for joint, own in links)
-            return " ".join(parts)
-    return "..."
