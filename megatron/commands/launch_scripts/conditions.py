@@ -20,6 +20,7 @@ _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b,
 }
+_NUMBER: Final = re.compile(r"\s*-?(0|[1-9]\d{0,17})\s*", re.ASCII)
 _ALIKE: Final = ("=", "==", "!=")
 
 
@@ -48,7 +49,7 @@ def judged(words: tuple[Word, ...], expander: Expander) -> bool | None:
 def _judged(words: list[Word], expander: Expander) -> bool | None:
     name = _name(words[0])
     if name == "((":
-        return expander.condition(words[0].pieces[-1].text)
+        return expander.condition(words[0].pieces[-1].text, words[0].line)
     close = {"[": "]", "[[": "]]"}.get(name or "")
     inside = words[1:-1] if close and words[-1].plain == close else words[1:]
     try:
@@ -134,8 +135,10 @@ class _Test:
         if HOLE.search(left) or HOLE.search(right):
             return None
         if operator in _NUMBERS:
-            if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", side) for side in (left, right)):
+            if not (left.strip() and right.strip()):
                 return False  # the shell says so and goes on with the other branch
+            if not (_NUMBER.fullmatch(left) and _NUMBER.fullmatch(right)):
+                return None  # [[ computes it, and [ does not
             return _NUMBERS[operator](int(left), int(right))
         if operator not in _ALIKE:
             return None

@@ -5,13 +5,13 @@ test, and behind ``:-``, it counts as not set, as in a shell without it.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from megatron.commands.launch_scripts.faults import DEEPEST, ScriptError
 from megatron.commands.launch_scripts.patterns import changed
-from megatron.commands.launch_scripts.sums import value_of_sum
+from megatron.commands.launch_scripts.sums import assigned_by, assignment_of, value_of_sum
 from megatron.commands.launch_scripts.tokens import Piece, Word
 from megatron.commands.launch_scripts.values import (
     HOLE,
@@ -23,7 +23,7 @@ from megatron.commands.launch_scripts.values import (
     is_ambient,
     is_hole,
 )
-from megatron.commands.launch_scripts.words import pieces_of
+from megatron.commands.launch_scripts.words import LONGEST_SUM, pieces_of
 
 _PARAMETER: Final = re.compile(
     r"(?P<mark>[!#]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[#?$!@*-])(?:\[(?P<at>[^\]]*)\])?(?P<rest>.*)",
@@ -45,6 +45,7 @@ class Expander:
         assumed: variables that counted as not set, with the line in which this mattered.
         defaults: values that the script itself gives variables that are not set.
         used: names of ``given`` that the script has.
+        tell: takes a note and its line.
     """
 
     scope: Scope
@@ -54,6 +55,7 @@ class Expander:
     assumed: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    tell: Callable[[int, str], None] = lambda line, text: None
     _depth: int = 0
 
     def fields(self, word: Word) -> list[str]:
@@ -139,22 +141,65 @@ class Expander:
         return self.holes.mark(Hole(own, "", line))
 
     def _sum(self, piece: Piece, line: int) -> str:
-        inside = piece.text
-        if "${" in inside or "$(" in inside or "[" in inside:
-            inside = self._text(pieces_of(inside, line), line)
-        found = None if HOLE.search(inside) else value_of_sum(inside, self.number)
+        found = self.computed(piece.text, line)
         return self._unknown(piece.source, line) if found is None else str(found)
+
+    def computed(self, text: str, line: int) -> int | None:
+        """Return the value of ((...)), and follow what it assigns.
+
+        Returns:
+            The value; ``None``: it is not known, or the expression assigns something.
+        """
+        has_inner = "${" in text or "$(" in text or "[" in text
+        inside = self._text(pieces_of(text, line), line) if has_inner else text
+        is_known = not HOLE.search(inside) and len(inside) <= LONGEST_SUM
+        names = assigned_by(inside)
+        if not names:
+            return value_of_sum(inside, self.number) if is_known else None
+        one = assignment_of(inside) if is_known else None
+        value = None if one is None else value_of_sum(one[1], self.number)
+        if value is not None and not isinstance(self.scope.values.get(names[0]), dict):
+            self.put(names[0], str(value))
+        else:
+            self.forget(names, line, f"(({' '.join(text.split())}))")
+        return None
+
+    def put(self, name: str, value: str) -> None:
+        """Give a variable a value, unless the command line gives the variable."""
+        if name in self.given:
+            self.used.add(name)
+        else:
+            self.scope.values[name] = value
+
+    def forget(self, names: Iterable[str], line: int, by: str) -> None:
+        """Make variables unknown, unless the command line gives them, and tell this.
+
+        Args:
+            names: the variables.
+            line: number of the line in which they are assigned.
+            by: what assigns them, for the note.
+        """
+        told = []
+        for name in dict.fromkeys(names):
+            if is_ambient(name):
+                self.scope.values.pop(name, None)
+            elif name.isidentifier() and name not in self.given:
+                self.scope.values[name] = self.holes.mark(Hole(f"${name}", name, line))
+                told.append(name)
+        if told:
+            ways = " ".join(f"--set {name}=VALUE" for name in told)
+            self.tell(line, f"{by}: not followed; give what it assigns by {ways}")
 
     def number(self, name: str) -> int | None:
         """Return the whole number of a variable, or ``None``: it is not known."""
         value = self.scope.get(name)
-        if value is None or not re.fullmatch(r"\s*-?\d{1,18}\s*", value):
-            return None
+        if value is None or not re.fullmatch(r"\s*-?(0|[1-9]\d{0,17})\s*", value, re.ASCII):
+            return None  # a number with a zero before it is octal
         return int(value)
 
-    def condition(self, text: str) -> bool | None:
+    def condition(self, text: str, line: int) -> bool | None:
         """Return whether ((...)) holds; ``None``: it is not known."""
-        found = value_of_sum(text, self.number)
+        found = self.computed(text, line)
         return None if found is None else bool(found)
 
     def _parameter(self, piece: Piece, line: int, own: str, *, is_test: bool) -> str:
@@ -244,7 +289,8 @@ class Expander:
             key = re.match(r"\[([^\]]+)\]=", word.source)
             if key and word.pieces[0].text.startswith("["):
                 text = self.text(word)
-                found[self.argument(key[1], word.line).strip("\"'")] = text.partition("]=")[2]
+                at, _, value = text.removeprefix("[").partition("]=")
+                found[at.strip("\"'")] = value
             else:
                 for value in self.fields(word):
                     found[str(len(found))] = value

@@ -14,6 +14,9 @@ MOST_TEXT: Final = 20_000_000
 MOST_STEPS: Final = 20_000
 """Commands and branches that are looked at, those of loops and functions each time."""
 
+MOST_LOOKS: Final = 500_000
+"""Commands that are looked at to find what they assign, each time."""
+
 MOST_FLAGS: Final = 1_000
 """Flags of the longest line."""
 

@@ -7,9 +7,15 @@ from typing import Final
 
 from megatron.commands.launch_scripts.faults import MOST_FLAGS, MOST_WORDS
 from megatron.commands.launch_scripts.values import Holes, is_hole
+from megatron.flags.readable import readable
 from megatron.flags.words import split
 from megatron.run.foreign.answers import ANSWERS
 from megatron.run.topics import DECLARED
+
+NOT_WRITABLE: Final = (
+    "has a second value that begins with @: here such a word names a file of flags; leave it out"
+)
+"""The end of the line on a flag that cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,22 @@ class Flag:
     def shown(self, holes: Holes) -> str:
         """Return the flag as the script writes it, with the values that are known."""
         return " ".join([self.option, *map(holes.shown, self.values)])
+
+    def words(self, holes: Holes) -> tuple[str, ...]:
+        """Return the words of a command line, with holes.
+
+        Here a word that begins with @ names a file of flags. So a first value that begins with @
+        is joined to the flag.
+        """
+        if self.values and holes.shown(self.values[0]).startswith("@"):
+            return (f"{self.option}={self.values[0]}", *self.values[1:])
+        return (self.option, *self.values)
+
+    def fault(self, holes: Holes) -> str:
+        """Return why the flag cannot be written; empty: it can."""
+        if any(word.startswith("@") for word in map(holes.shown, self.words(holes))):
+            return f"{readable(self.shown(holes))} {NOT_WRITABLE}"
+        return ""
 
 
 def sorted_flags(

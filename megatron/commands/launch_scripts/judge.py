@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from megatron.commands.launch_scripts.flags import Flag, name_here, sorted_flags, without_quotes
+from megatron.commands.launch_scripts.flags import (
+    NOT_WRITABLE,
+    Flag,
+    name_here,
+    sorted_flags,
+    without_quotes,
+)
 from megatron.commands.launch_scripts.launches import Launch, Ranks
 from megatron.commands.launch_scripts.values import Hole, Holes
 from megatron.flags.groups import Reading
@@ -146,9 +152,13 @@ class Job:
     vocabulary: int | None = None
 
     def dry_words(self, flags: Sequence[Flag], replicas: int) -> list[str]:
-        """Return the command line of a dry run of some flags, with holes as the script has them."""
+        """Return the command line of a dry run of some flags, with holes as the script has them.
+
+        No word of it names a file of flags: flags that cannot be written otherwise are left out.
+        """
         given = {flag.option for flag in flags}
-        words = [w for flag in flags for w in (flag.option, *map(self.holes.shown, flag.values))]
+        written = (flag for flag in flags if not flag.fault(self.holes))
+        words = [self.holes.shown(word) for flag in written for word in flag.words(self.holes)]
         words += ["--dry-run", "--dry-run-replicas", str(replicas)]
         if "--vocab-size" not in given:
             words += ["--vocab-size", str(self.vocabulary or VOCABULARY)]
@@ -159,9 +169,10 @@ class Job:
         found = read(self.dry_words(flags, replicas), 1, speak=False)
         texts = {hole.text for flag in flags for v in flag.values for hole in self.holes.within(v)}
         mistakes = [line for line in found.mistakes if not any(text in line for text in texts)]
+        faults = [fault for flag in flags if (fault := flag.fault(self.holes))]
         return Reading(
             found.flags,
-            tuple(self._of_a_run(mistakes)),
+            (*faults, *self._of_a_run(mistakes)),
             tuple(self._of_a_run(found.notes)),
         )
 
@@ -266,7 +277,8 @@ def _told(flags: Sequence[Flag], found: Reading, holes: Holes) -> list[Told]:
 
 def _is_left_out(told: Told) -> bool:
     """Return whether a refused flag asks for what is not built, or is no flag."""
-    return bool(told.feature) or " is no flag: " in told.line
+    is_odd = told.line.endswith(NOT_WRITABLE) or " is no flag: " in told.line
+    return bool(told.feature) or is_odd
 
 
 def _as_is(flags: Sequence[Flag], told: Sequence[Told], job: Job, replicas: int) -> Variant:
@@ -276,7 +288,11 @@ def _as_is(flags: Sequence[Flag], told: Sequence[Told], job: Job, replicas: int)
     while True:
         kept = tuple(flag for flag in flags if flag not in out)
         found = job.read(kept, replicas)
-        needed = {flag for flag in out if any(is_of(m, flag.option) for m in found.mistakes)}
+        needed = {
+            flag
+            for flag in out
+            if not flag.fault(job.holes) and any(is_of(m, flag.option) for m in found.mistakes)
+        }
         if not needed:
             break
         out -= needed

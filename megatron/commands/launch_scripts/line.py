@@ -90,7 +90,7 @@ def launch_text(own: Judgement, variant: Variant, holes: Holes) -> str:
     """
     blanks, pieces = _Blanks(holes), list[str]()
     for flag in variant.flags:
-        pieces.append(" ".join(map(blanks.word, (flag.option, *flag.values))))
+        pieces.append(" ".join(map(blanks.word, flag.words(holes))))
     options = {flag.option for flag in variant.flags}
     for blank in blanks_of(options):
         if blank.name in _NEEDED:

@@ -2,10 +2,17 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from megatron.commands.launch_scripts.assigned import (
+    ASSIGNED,
+    DECLARES,
+    PLACES,
+    PREFIXES,
+    assigned_in,
+)
 from megatron.commands.launch_scripts.expand import Expander
 from megatron.commands.launch_scripts.faults import DEEPEST, ScriptError
 from megatron.commands.launch_scripts.launches import (
@@ -16,8 +23,10 @@ from megatron.commands.launch_scripts.launches import (
     variables_of,
 )
 from megatron.commands.launch_scripts.statements import Block, Simple
+from megatron.commands.launch_scripts.sums import value_of_sum
 from megatron.commands.launch_scripts.tokens import Word
 from megatron.commands.launch_scripts.values import (
+    HOLE,
     Array,
     Hole,
     Holes,
@@ -25,9 +34,8 @@ from megatron.commands.launch_scripts.values import (
     is_ambient,
 )
 
-_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL | re.ASCII)
-_DECLARES: Final = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _ENDS: Final = frozenset({"exit", "return"})
+_WITH_KINDS: Final = frozenset({"declare", "typeset", "local"})
 _QUIET: Final = frozenset({"echo", "printf", "cat", "mkdir", ":", "cd", "ls", "rm", "cp", "test"})
 """Commands that start no program of a training, whatever their words are."""
 
@@ -40,7 +48,7 @@ class Commands(ABC):
         told = {name: value for name, value in given.items() if name.isidentifier()}
         places = {name: value for name, value in given.items() if re.fullmatch(r"[1-9]\d?", name)}
         own: dict[str, str | Array] = {**variables_of(directives), **told, **places}
-        self._expander = Expander(Scope(own), Holes(), given)
+        self._expander = Expander(Scope(own), Holes(), given, tell=self._note)
         self._directives, self._given, self._text = directives, given, text
         self._functions: dict[str, Block] = {}
         self._launches: dict[Launch, int] = {}
@@ -48,7 +56,11 @@ class Commands(ABC):
         self._exported: dict[str, None] = {}
         self._others: dict[str, None] = {}
         self._wrapper: tuple[str, ...] = ()
-        self._depth, self._offset = 0, 0
+        self._depth, self._offset, self._returns = 0, 0, 0
+        self._kinds: dict[str, str] = {}
+        """Letters of declare -i, -l, -n and -u by the variables whose values they change."""
+        self._locals: list[dict[str, str | Array | None]] = []
+        """For each function that is being read, what its local variables are outside of it."""
 
     @abstractmethod
     def read(self, text: str) -> None:
@@ -81,8 +93,10 @@ class Commands(ABC):
 
     def _simple(self, own: Simple) -> bool:
         words = list(own.words)
-        while words and _ASSIGNED.match(words[0].source):
-            if all(_ASSIGNED.match(word.source) for word in words):
+        while words and words[0].plain in PREFIXES:
+            words.pop(0)
+        while words and ASSIGNED.match(words[0].source):
+            if all(ASSIGNED.match(word.source) for word in words):
                 self._assign(words[0])
             else:
                 self._exported.setdefault(words[0].source.partition("=")[0])
@@ -90,22 +104,68 @@ class Commands(ABC):
         if not words:
             return False
         name = words[0].plain or ""
-        if name in _DECLARES:
+        if name in DECLARES:
             self._declare(name, words[1:])
+            return False
+        if words[0].source.startswith("(("):
+            self._expander.computed(words[0].pieces[-1].text, own.line)
             return False
         return self._command([field for word in words for field in self._fields(word)], own.line)
 
     def _declare(self, name: str, words: Sequence[Word]) -> None:
+        letters = "".join(word.plain or "" for word in words if word.source.startswith("-"))
+        kinds = "".join(sorted(set(letters) & set("ilnu"))) if name in _WITH_KINDS else ""
+        is_local = name in _WITH_KINDS and "g" not in letters and bool(self._locals)
         for word in words:
-            if _ASSIGNED.match(word.source):
-                self._assign(word)
             own = word.source.partition("=")[0].rstrip("+")
+            if is_local and own.isidentifier() and own not in self._given:
+                self._locals[-1].setdefault(own, self._scope.values.get(own))
+                if not ASSIGNED.match(word.source):
+                    self._scope.values.pop(own, None)
+            if kinds and own.isidentifier():
+                self._kinds[own] = kinds
+            if "n" in kinds:  # a second name of the variable behind =
+                other = self._expander.text(word).partition("=")[2]
+                self._kinds[other] = kinds
+                self._expander.forget((other,), word.line, f"declare -n {own}")
+            if ASSIGNED.match(word.source):
+                self._assign(word)
             if name == "export" and own.isidentifier():
                 self._exported.setdefault(own)
 
+    def _assigned_in(self, block: Block) -> dict[str, bool]:
+        """Return the variables that statements may assign, as ``assigned_in``."""
+        return assigned_in(block, self._functions, self._expander.budget.look)
+
+    def _forget_all(self, names: Mapping[str, bool], line: int, by: str) -> None:
+        """Make variables unknown; flags to which more are appended stay, with a hole behind them.
+
+        Args:
+            names: the variables, each with whether it is only appended to.
+            line: number of the line in which they are assigned.
+            by: what assigns them, for the note.
+        """
+        before = {name: self._scope.values.get(name) for name, more in names.items() if more}
+        self._expander.forget(names, line, by)
+        for name, value in before.items():
+            hole = self._scope.values.get(name)
+            if not isinstance(hole, str) or name in self._given:
+                continue
+            if isinstance(value, dict) and "--" in " ".join(value.values()):
+                self._scope.values[name] = {**value, str(len(value)): hole}
+            elif isinstance(value, str) and "--" in value:
+                self._scope.values[name] = f"{value} {hole}"
+        if PLACES in names:
+            scope = self._scope
+            if scope.places:
+                self._note(line, f"{by}: $1 and so on are not known behind it, and $@ is left out")
+            scope.places, scope.has_places = (), False
+            for name in [n for n in scope.values if n.isdigit() and n not in self._given]:
+                scope.values.pop(name)
+
     def _assign(self, word: Word) -> None:
         """Follow an assignment, unless the command line gives the variable."""
-        found = _ASSIGNED.match(word.source)
+        found = ASSIGNED.match(word.source)
         assert found is not None, "the caller has looked"
         name, at, is_more = found[1], found[2], bool(found[3])
         if name in self._given:
@@ -122,6 +182,9 @@ class Commands(ABC):
             values[name] = own
             return
         text = self._assigned_text(word, name)
+        if name in self._kinds:
+            self._converted(name, text, word, is_plain=at is None and not is_more)
+            return
         text = self._expander.named(name, text, word.line)
         if at is not None:
             array = dict(before) if isinstance(before, dict) else {}
@@ -133,6 +196,16 @@ class Commands(ABC):
         else:
             values[name] = (before if isinstance(before, str) and is_more else "") + text
             self._expander.budget.keep(word.line, f"the value of {name}", len(str(values[name])))
+
+    def _converted(self, name: str, text: str, word: Word, *, is_plain: bool) -> None:
+        """Assign a value that declare's -i computes; -l, -n and -u make the value unknown."""
+        value = None
+        if is_plain and self._kinds[name] == "i" and not HOLE.search(text):
+            value = value_of_sum(text, self._expander.number)
+        if value is None:
+            self._expander.forget((name,), word.line, f"declare -{self._kinds[name]} {name}")
+        else:
+            self._expander.put(name, str(value))
 
     def _assigned_text(self, word: Word, name: str) -> str:
         """Return the text behind = of an assignment."""
@@ -149,6 +222,7 @@ class Commands(ABC):
             return False
         name = words[0]
         if name in _ENDS:
+            self._returns += name == "return"
             return True
         own: dict[str, Callable[[list[str], int], None]] = {
             "eval": self._eval,
@@ -160,6 +234,9 @@ class Commands(ABC):
             "read": self._read_input,
             "mapfile": self._read_input,
             "readarray": self._read_input,
+            "getopts": self._read_input,
+            "printf": self._printf,
+            "let": self._let,
         }
         if name in own:
             own[name](words[1:], line)
@@ -194,14 +271,15 @@ class Commands(ABC):
             self._others.update(dict.fromkeys(w for w in shown if w.endswith((".sh", ".bash"))))
 
     def _nested(self, words: list[str], text: str, line: int) -> None:
-        """Read the text of ``bash -c TEXT``."""
-        before, offset = self._wrapper, self._offset
+        """Read the text of ``bash -c TEXT``, whose assignments end with that shell."""
+        before, offset, scope = self._wrapper, self._offset, self._scope
+        self._expander.scope = scope.copy()
         self._wrapper = (*before, *(word for word in words if word != text))
         self._offset = offset + line - 1
         try:
             self._text_of(text, line)
         finally:
-            self._wrapper, self._offset = before, offset
+            self._wrapper, self._offset, self._expander.scope = before, offset, scope
 
     def _text_of(self, text: str, line: int) -> None:
         with self._deeper(line):
@@ -243,16 +321,41 @@ class Commands(ABC):
                 self._scope.values.pop(name, None)
 
     def _read_input(self, words: list[str], line: int) -> None:
-        for name in words:
+        for name in (*words, "REPLY", "OPTARG", "OPTIND"):
             if name.isidentifier() and not is_ambient(name) and name not in self._given:
                 self._scope.values[name] = self._expander.holes.mark(Hole(f"${name}", name, line))
 
+    def _printf(self, words: list[str], line: int) -> None:
+        if words and words[0].startswith("-v"):
+            name = words[0][2:] or "".join(words[1:2])
+            self._expander.forget((name.partition("[")[0],), line, f"printf -v {name}")
+
+    def _let(self, words: list[str], line: int) -> None:
+        for word in words:
+            self._expander.computed(word, line)
+
     def _call(self, name: str, words: list[str], line: int) -> bool:
-        """Read the body of a function with its arguments; a return ends only the function."""
+        """Read the body of a function with its arguments; a return ends only the function.
+
+        After a return in a branch, a reader cannot know which of the assignments were made.
+        """
         before = self._scope.places, self._scope.has_places
+        returns = self._returns
         self._scope.places, self._scope.has_places = tuple(words), True
+        self._locals.append({})
         with self._deeper(line):
-            self._block(self._functions[name])
+            ended = self._block(self._functions[name])
+        own = self._locals.pop()
+        if self._returns - returns > ended:
+            names = self._assigned_in(self._functions[name])
+            names = {one: more for one, more in names.items() if one not in own}
+            self._forget_all(names, line, f"{name} returns early or not")
+        self._returns = returns
+        for one, value in own.items():
+            if value is None:
+                self._scope.values.pop(one, None)
+            else:
+                self._scope.values[one] = value
         self._scope.places, self._scope.has_places = before
         return False
 

@@ -37,11 +37,16 @@ class Case:
     word: Word
     choices: "tuple[tuple[tuple[Word, ...], Block], ...]"
     line: int
+    falls: bool = False
+    """Whether a body may go on with another one (``;&`` or ``;;&``)."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """``for NAME in WORDS``, or with an empty name ``while``, ``until`` and ``for ((...))``."""
+    """``for NAME in WORDS``, or with an empty name ``while``, ``until`` and ``for ((...))``.
+
+    The condition of a loop is the beginning of the body.
+    """
 
     name: str
     words: tuple[Word, ...] | None
@@ -51,10 +56,11 @@ class Loop:
 
 @dataclass(frozen=True)
 class Group:
-    """``{ ...; }`` or ``( ... )``."""
+    """``{ ...; }``, or in a shell of its own ``( ... )`` and what stands before ``&``."""
 
     body: "Block"
     line: int
+    is_apart: bool = False
 
 
 @dataclass(frozen=True)

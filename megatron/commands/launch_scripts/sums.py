@@ -10,6 +10,38 @@ _NAMES: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])\}?", re.ASCII)
 _ALLOWED: Final = re.compile(r"[\w\s()+\-*/%<>=!&|]*")
 _CHOICE: Final = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 _LARGEST: Final = 2**63
+_NUMBER: Final = re.compile(r"0|[1-9]\d*|0[xX][0-9a-fA-F]+", re.ASCII)
+"""Numbers that are written as in Python; one with a zero before it is octal to the shell."""
+
+_ASSIGNS: Final = re.compile(
+    r"(?:\+\+|--)\s*([A-Za-z_]\w*)|"
+    r"([A-Za-z_]\w*)\s*(?:\[[^\]]{0,99}\]\s*)?(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))",
+    re.ASCII,
+)
+_ONE_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.ASCII | re.DOTALL)
+_COUNTED: Final = re.compile(r"([A-Za-z_]\w*)\s*(\+\+|--)|(\+\+|--)\s*([A-Za-z_]\w*)", re.ASCII)
+_NOT: Final = re.compile(r"!(?!=)")
+_PLAIN_NOT: Final = re.compile(r"!\s*\w+\s*(?=$|&&|\|\||\))")
+
+
+def assigned_by(text: str) -> list[str]:
+    """Return the variables that an expression may assign."""
+    return [before or behind for before, behind in _ASSIGNS.findall(text)]
+
+
+def assignment_of(text: str) -> tuple[str, str] | None:
+    """Return the variable and the new value of an expression that is one assignment, else nothing.
+
+    The new value is an expression without assignments.
+    """
+    if found := _COUNTED.fullmatch(text.strip()):
+        name, sign = found[1] or found[4], (found[2] or found[3])[0]
+        return name, f"{name} {sign} 1"
+    found = _ONE_ASSIGNMENT.fullmatch(text.strip())
+    if found is None or assigned_by(found[3]) or "," in found[3]:
+        return None
+    name, sign, value = found.groups()
+    return name, f"({name}) {sign} ({value})" if sign else value
 
 
 def value_of_sum(text: str, value_of: Callable[[str], int | None]) -> int | None:
@@ -27,7 +59,7 @@ def value_of_sum(text: str, value_of: Callable[[str], int | None]) -> int | None
     if choice := _CHOICE.fullmatch(plain):
         holds = value_of_sum(choice[1], value_of)
         return None if holds is None else value_of_sum(choice[2 if holds else 3], value_of)
-    if not _ALLOWED.fullmatch(plain):
+    if not _ALLOWED.fullmatch(plain) or not _reads_alike(plain):
         return None
     written = plain.replace("&&", " and ").replace("||", " or ").replace("/", "//")
     written = re.sub(r"!(?!=)", " not ", written)
@@ -38,6 +70,17 @@ def value_of_sum(text: str, value_of: Callable[[str], int | None]) -> int | None
         return _value(tree.body, value_of)
     except (ArithmeticError, SyntaxError, ValueError, MemoryError, RecursionError, _UnknownError):
         return None
+
+
+def _reads_alike(text: str) -> bool:
+    """Return whether an expression has nothing that Python reads in another way than the shell."""
+    numbers = re.findall(r"(?<!\w)\d\w*", text)
+    return (
+        all(map(_NUMBER.fullmatch, numbers))
+        and not re.search(r"\+\+|--", text)
+        and not ("**" in text and "-" in text)
+        and len(_NOT.findall(text)) == len(_PLAIN_NOT.findall(text))
+    )
 
 
 class _UnknownError(Exception):

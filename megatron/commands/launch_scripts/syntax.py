@@ -71,12 +71,13 @@ class _Parser:
 
     def block(self) -> Block:
         """Read statements up to the end, or to a closing word or bracket, which is not taken."""
-        found = []
+        found = list[Statement]()
         self._skip_ends()
         while self.peek() is not None and not self._is_operator(")", ";;", ";&", ";;&"):
             if self._reserved() in _ENDS:
                 break
-            found.append(self._chain())
+            line, own = self._line(), self._chain()
+            found.append(Group((own,), line, is_apart=True) if self._is_operator("&") else own)
             self._skip_ends()
         return tuple(found)
 
@@ -148,6 +149,7 @@ class _Parser:
 
     def _case(self) -> Statement:
         line, choices = self._line(), list[tuple[tuple[Word, ...], Block]]()
+        falls = False
         self._at += 1
         word = self._word_of("case")
         self._skip_ends()
@@ -163,10 +165,11 @@ class _Parser:
             self._expect(")", "a pattern of case", self._line())
             choices.append((tuple(patterns), self.block()))
             if self._is_operator(";;", ";&", ";;&"):
+                falls = falls or not self._is_operator(";;")
                 self._at += 1
             self._skip_ends()
         self._expect("esac", "case", line)
-        return Case(word, tuple(choices), line)
+        return Case(word, tuple(choices), line, falls)
 
     def _word_of(self, owner: str) -> Word:
         line, token = self._line(), self._next()
@@ -175,7 +178,7 @@ class _Parser:
         return token
 
     def _for(self) -> Statement:
-        line = self._line()
+        line, is_asked = self._line(), self._reserved() == "select"
         self._at += 1
         head, words = self._word_of("for"), None
         name = head.plain or ""
@@ -184,7 +187,9 @@ class _Parser:
             self._at += 1
             words = tuple(self._words_until_end())
         self._skip_ends()
-        return Loop(name, words, self._do(line, "for"), line)
+        begin = () if head.plain is not None else (Simple((head,), line),)
+        body = (*begin, *self._do(line, "for"))
+        return Loop(name, None if is_asked else words, body, line)
 
     def _words_until_end(self) -> Iterator[Word]:
         while isinstance(token := self.peek(), Word):
@@ -194,8 +199,8 @@ class _Parser:
     def _while(self) -> Statement:
         line = self._line()
         self._at += 1
-        self.block()
-        return Loop("", None, self._do(line, "while"), line)
+        condition = self.block()
+        return Loop("", None, (*condition, *self._do(line, "while")), line)
 
     def _do(self, line: int, opened: str) -> Block:
         if self._reserved() == "{":
@@ -218,7 +223,7 @@ class _Parser:
         self._at += 1
         body = self.block()
         self._expect(")", "(", line)
-        return Group(body, line)
+        return Group(body, line, is_apart=True)
 
     def _function(self) -> Statement:
         line = self._line()

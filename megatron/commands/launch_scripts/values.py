@@ -11,6 +11,7 @@ from typing import Final
 
 from megatron.commands.launch_scripts.faults import (
     LONGEST_VALUE,
+    MOST_LOOKS,
     MOST_STEPS,
     MOST_TEXT,
     ScriptError,
@@ -97,6 +98,17 @@ class Budget:
 
     steps: int = 0
     text: int = 0
+    looks: int = 0
+
+    def look(self, line: int) -> None:
+        """Count a command that is looked at without being followed.
+
+        Raises:
+            ScriptError: there are too many.
+        """
+        self.looks += 1
+        if self.looks > MOST_LOOKS:
+            raise ScriptError(line, "too many commands in loops and calls: give a shorter script")
 
     def step(self, line: int) -> None:
         """Count a command or a branch.

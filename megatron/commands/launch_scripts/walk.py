@@ -5,12 +5,26 @@ otherwise all branches are read, and what they change differently is a hole. Eac
 a note.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from megatron.commands.launch_scripts.assigned import (
+    ASSIGNED,
+    PLACES,
+    leaves_a_function,
+    leaves_a_loop,
+)
+from megatron.commands.launch_scripts.chains import (
+    CONSTANTS,
+    is_condition,
+    is_open,
+    names_it,
+    piped,
+    pipelines,
+    shown,
+)
 from megatron.commands.launch_scripts.conditions import is_test, judged
 from megatron.commands.launch_scripts.faults import ScriptError
 from megatron.commands.launch_scripts.launches import (
@@ -34,21 +48,15 @@ from megatron.commands.launch_scripts.syntax import statements_of
 from megatron.commands.launch_scripts.tokens import Word
 from megatron.commands.launch_scripts.values import (
     HOLE,
-    Hole,
     Holes,
     Scope,
 )
 
-_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
-_DECLARES: Final = frozenset({"export", "declare", "typeset", "local", "readonly"})
-_ENDS: Final = frozenset({"exit", "return"})
-_CONSTANTS: Final = ("true", "false", ":")
+_SURE: Final = frozenset({"echo", "printf", ":", "set", "export", "shopt"})
+"""Commands that are done well."""
 
 _MOST_ROUNDS: Final = 64
 """Rounds of a loop that are read."""
-
-_LONGEST_SHOWN: Final = 70
-"""Characters of a command that a note shows."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class _Reader(Commands):
         assumed = [name for name in own.assumed if name not in told]
         notes = sorted(self._notes, key=lambda note: self._notes[note])
         for name in self._given:
-            if name not in own.used and not _names(name, self._text):
+            if name not in own.used and not names_it(name, self._text):
                 notes.append(f"--set {name}: the script has no {name}")
         defaults = {
             name: own.holes.shown(value) for name, value in own.defaults.items() if name not in told
@@ -149,10 +157,24 @@ class _Reader(Commands):
             case Loop():
                 return self._loop(statement)
             case Group():
-                return self._block(statement.body)
+                return (
+                    self._apart(statement.body)
+                    if statement.is_apart
+                    else self._block(statement.body)
+                )
             case Function():
                 self._functions[statement.name] = statement.body
         return False
+
+    def _apart(self, block: Block) -> bool:
+        """Read statements that a shell of their own runs: what they assign ends with that shell."""
+        with self._within(self._scope.copy()):
+            self._block(block)
+        return False
+
+    def _forget(self, block: Block, line: int, by: str) -> None:
+        """Make all variables unknown that statements may assign."""
+        self._forget_all(self._assigned_in(block), line, by)
 
     def _holds(self, condition: Block) -> bool | None:
         """Return whether a condition holds; ``None``: it is not known. Its commands are read."""
@@ -160,7 +182,7 @@ class _Reader(Commands):
             match condition[0]:
                 case Simple(words=words) if is_test(words):
                     return judged(words, self._expander)
-                case Simple(words=(Word() as only,)) if only.plain in _CONSTANTS:
+                case Simple(words=(Word() as only,)) if only.plain in CONSTANTS:
                     return only.plain != "false"
                 case Chain(links=links) if all(joint in ("", "&&", "||") for joint, _ in links):
                     return self._chained(links)
@@ -170,7 +192,11 @@ class _Reader(Commands):
     def _chained(self, links: Sequence[tuple[str, Statement]]) -> bool | None:
         found: bool | None = None
         for joint, statement in links:
+            if joint and found is (joint == "||"):
+                continue
             own = self._holds((statement,))
+            if joint and found is None:
+                self._forget((statement,), statement.line, f"what stands behind {joint}")
             if joint == "&&":
                 own = False if False in (found, own) else None if None in (found, own) else True
             elif joint == "||":
@@ -182,8 +208,10 @@ class _Reader(Commands):
         """Read if: the branch that is taken, or all that may be."""
         bodies: list[tuple[str, Block]] = []
         for condition, body in own.branches:
-            told = _shown(condition)
+            told = shown(condition)
             holds = self._holds(condition)
+            if bodies:
+                self._forget(condition, own.line, "a condition that may not be reached")
             if holds is None:
                 bodies.append((told, body))
                 continue
@@ -226,6 +254,8 @@ class _Reader(Commands):
             return
         merging = Merging(self._expander.holes, line)
         self._expander.scope = merging.merged(self._scope, scopes)
+        if any(own.places != scopes[0].places for own in scopes):
+            self._forget_all({PLACES: False}, line, told)
         for names, what in (
             (merging.joined, "the only branch that has flags counts for"),
             (merging.first, "the first branch that has flags counts for"),
@@ -239,12 +269,16 @@ class _Reader(Commands):
     def _case(self, own: Case) -> bool:
         word = self._expander.text(own.word)
         told = f"case {own.word.source}"
-        if HOLE.search(word):
+        if HOLE.search(word) or own.falls:
             bodies = [
                 ("|".join(p.source for p in patterns), body) for patterns, body in own.choices
             ]
             names = ", ".join(name for name, _ in bodies)
-            return self._all_of(own.line, f"{told} (of {names})", bodies)
+            self._all_of(own.line, f"{told} (of {names})", bodies)
+            if own.falls:
+                every = tuple(one for _, body in bodies for one in body)
+                self._forget(every, own.line, f"{told}, whose branches go on with the next")
+            return False
         for patterns, body in own.choices:
             for pattern in patterns:
                 if matches(word, self._expander.text(pattern)):
@@ -254,85 +288,96 @@ class _Reader(Commands):
         return False
 
     def _loop(self, own: Loop) -> bool:
-        """Read a loop over known words in rounds, any other one once, without its assignments."""
+        """Read a loop over known words in rounds, any other one once.
+
+        What another loop assigns is not known, within it and behind it.
+        """
         words = None if own.words is None else [f for w in own.words for f in self._fields(w)]
-        if own.name.isidentifier() and words is not None and not any(map(HOLE.search, words)):
-            if len(words) > _MOST_ROUNDS:
-                self._note(
-                    own.line, f"for: the first {_MOST_ROUNDS} of {len(words)} rounds are read"
-                )
-            for word in words[:_MOST_ROUNDS]:
-                self._scope.values[own.name] = word
-                self._block(own.body)
-            return False
-        with self._within(self._scope.copy()):
-            if own.name.isidentifier():
-                hole = Hole(f"${own.name}", own.name, own.line)
-                self._scope.values[own.name] = self._expander.holes.mark(hole)
-            launches = len(self._launches)
+        is_known = own.name.isidentifier() and not leaves_a_loop(
+            own.body, self._expander.budget.look
+        )
+        if words is None or not is_known or any(map(is_open, words)):
+            return self._once(own)
+        for word in words[:_MOST_ROUNDS]:
+            self._expander.put(own.name, word)
+            if self._block(own.body):
+                return True
+        if len(words) > _MOST_ROUNDS:
+            self._note(own.line, f"for: the first {_MOST_ROUNDS} of {len(words)} rounds are read")
+            self._forget((own,), own.line, "a loop of many rounds")
+        return False
+
+    def _once(self, own: Loop) -> bool:
+        """Read a loop of which a reader cannot know the rounds."""
+        names = self._assigned_in((own,))
+        self._forget_all(names, own.line, "a loop")
+        launches, before, scope = len(self._launches), self._scope.values, self._scope.copy()
+        with self._within(scope):
             self._block(own.body)
+        more = [name for name in scope.values.keys() | before.keys() if name not in names]
+        changed = [name for name in more if before.get(name) != scope.values.get(name)]
+        self._expander.forget(sorted(changed), own.line, "a loop")
         if len(self._launches) > launches or own.name:
             self._note(own.line, "a loop: read once")
         return False
 
     def _chain(self, own: Chain) -> bool:
-        """Read && and ||: what stands behind a test, as a branch; a command counts as done well."""
+        """Read && and ||: what stands behind a test, as a branch.
+
+        A command counts as done well, but what is assigned behind it is not known.
+        """
         found: bool | None = True
-        for joint, statement in own.links:
-            if joint in ("&&", "||") and found is (joint == "||"):
+        is_sure = True
+        for joint, parts in pipelines(own.links):
+            if joint and not is_sure and self._matters(parts):
+                found = None
+            if joint and found is (joint == "||"):
                 continue
-            if _is_condition(statement) and joint != "|":
-                found = self._holds((statement,))
-            elif found is None and joint in ("&&", "||"):
-                self._maybe(statement, _shown((own,)))
-            elif self._statement(statement):
+            one = parts[0] if len(parts) == 1 else None
+            if one is not None and is_condition(one):
+                found, is_sure = self._behind(joint, found, one), is_sure or not joint
+            elif found is None and joint:
+                self._maybe(one or piped(parts), shown((own,)))
+            elif one is None:
+                self._statement(piped(parts))
+                found, is_sure = True, False
+            elif self._statement(one):
                 return joint == ""
             else:
-                found = True
+                found, is_sure = self._done_well(one)
+            if one is None and "lastpipe" in self._text:
+                self._forget(parts[-1:], own.line, "a pipeline with lastpipe")
         return False
+
+    def _matters(self, block: Block) -> bool:
+        """Return whether what follows depends on whether statements are run."""
+        look = self._expander.budget.look
+        return bool(self._assigned_in(block)) or leaves_a_function(block, look)
+
+    def _behind(self, joint: str, found: bool | None, test: Statement) -> bool | None:
+        """Return whether a test holds together with what stands before it."""
+        own = self._holds((test,))
+        if joint and found is None and own is (joint == "&&"):
+            return None
+        return own
+
+    def _done_well(self, statement: Statement) -> tuple[bool | None, bool]:
+        """Return whether a statement counts as done well, and whether this is sure."""
+        if not isinstance(statement, Simple):
+            return True, False
+        names = [word.plain or "" for word in statement.words]
+        if set(names) & self._functions.keys():
+            return None, False
+        begins_well = bool(names) and names[0] in _SURE
+        is_plain = all(piece.kind != "command" for w in statement.words for piece in w.pieces)
+        are_values = is_plain and all(ASSIGNED.match(word.source) for word in statement.words)
+        return True, begins_well or are_values
 
     def _maybe(self, statement: Statement, told: str) -> None:
         """Read a statement of which it is not known whether it is run."""
-        scope = self._scope.copy()
+        scope, launches = self._scope.copy(), len(self._launches)
         with self._within(scope):
             ended = self._statement(statement)
-        if not ended:
-            before = self._scope.copy()
+        before = self._scope.copy()
+        if not ended and (scope != before or len(self._launches) > launches):
             self._join(statement.line, f"{told} is not known: it is read", [scope, before])
-
-
-def _is_condition(statement: Statement) -> bool:
-    """Return whether a statement is a test, true or false."""
-    if not isinstance(statement, Simple):
-        return False
-    is_constant = len(statement.words) == 1 and statement.words[0].plain in _CONSTANTS
-    return is_constant or is_test(statement.words)
-
-
-def _names(name: str, text: str) -> bool:
-    """Return whether a script has a variable, or a command as it is written."""
-    if name.isidentifier() or name.isdigit():
-        return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
-    return name in " ".join(text.split())
-
-
-def _shown(block: Block) -> str:
-    """Return commands in short, for a note."""
-    text = "; ".join(_source(statement) for statement in block)
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _source(statement: Statement) -> str:
-    match statement:
-        case Simple(words=words):
-            return " ".join(
-                word.pieces[-1].text.join(("((", "))"))
-                if word.source.startswith("((")
-                else word.source
-                for word in words
-            )
-        case Chain(links=links):
-            parts = (f"{joint} {_source(own)}".strip() for joint, own in links)
-            return " ".join(parts)
-    return "..."

@@ -19,7 +19,8 @@ _IN_QUOTES: Final = re.compile(r"[^\\\"$`\n]+")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9]|[#?$!@*-]", re.ASCII)
 _ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
-_PAIRS: Final = {"(": ")", "{": "}"}
+_PAIRS: Final = {"(": ")", "{": "}", "[": "]"}
+_KINDS: Final[dict[str, Kind]] = {"(": "command", "{": "variable", "[": "sum"}
 
 LONGEST_SUM: Final = 200
 """Characters of the longest $((...)) that is computed; a longer one counts as a command."""
@@ -237,15 +238,16 @@ class _Lexer:
         return [*found, Piece("text", "", True, '"')]
 
     def _substitution(self, *, quoted: bool) -> Piece:
-        """Read $NAME, ${...}, $(...), $((...)), `...`, or a dollar that stands for itself."""
+        """Read $NAME, ${...}, $(...), $((...)), $[...], `...`, or a dollar alone."""
         begin, inside, kind = self.at, "", "command"
         if self._peek() == "`":
             inside = self._until_backtick()
         elif self.text.startswith("$((", self.at) and (found := self._sum(3)) is not None:
             inside, kind = found, "sum"
         elif self._peek(1) in _PAIRS:
-            kind = "variable" if self._peek(1) == "{" else "command"
+            kind = _KINDS[self._peek(1)]
             inside = self._bracketed()
+            kind = "command" if kind == "sum" and len(inside) > LONGEST_SUM else kind
         elif name := _NAME.match(self.text, self.at + 1):
             inside, kind = name[0], "variable"
             self._step(1 + len(inside))
@@ -283,7 +285,7 @@ class _Lexer:
         return inside
 
     def _bracketed(self) -> str:
-        """Read ${...}, $(...) or <(...), and return the inside."""
+        """Read ${...}, $(...), $[...] or <(...), and return the inside."""
         line, close = self.line, self._close_of(self.at + 1)
         if close is None:
             raise ScriptError(line, f"{self.text[self.at : self.at + 2]} is never closed: close it")

@@ -181,6 +181,30 @@ def test_values_of_a_script_stay_values_in_the_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_no_file_is_read_that_a_script_names_by_an_at_sign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a word @FILE stands for a file of flags; in a script it is a value."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_text("--wandb-project 73519\nkey-73519\n")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f"{LINE} --wandb-exp-name @secret @secret --save @secret --load \"'@secret'\" "
+        "--tokenizer-model @$SECRET --data-path 1 @secret --save=@secret --split @secret"
+    )
+    written, split = tmp_path / "as_is.sh", tmp_path / "split.sh"
+    words = ["--output", str(written), "--output-split", str(split), "--predict", "H100"]
+    from_megatron.main([str(script), *words, "--vocab-size", "100", "--nodes", "1"])
+    from_megatron.main([str(script), "--json"])
+    told = capsys.readouterr()
+    assert "73519" not in told.out + told.err
+    assert "left out: --wandb-exp-name @secret @secret: has a second value that" in told.out
+    for line in (written.read_text(), split.read_text()):
+        assert "--save=@secret" in line
+        assert "--wandb-exp-name" not in line.replace("# ", "#").split("pretrain_gpt.py")[1]
+        assert not re.search(r"(^|[\s\"'])@", re.sub("^#.*$", "", line, flags=re.MULTILINE))
+
+
 def test_a_line_of_many_flags_is_answered_or_refused(tmp_path: Path) -> None:
     words = " ".join(f"--flag-{at}" for at in range(1001))
     script = read_script(f"{LINE} {words}")
