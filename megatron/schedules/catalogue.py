@@ -113,15 +113,18 @@ class Schedule(Traits):
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
 
-    def rough_bubble(self, ranks: int, chunks: int) -> float:
+    def rough_bubble(self, ranks: int, chunks: int, microbatches: int) -> float:
         """Return about how many microbatches would fill a rank's idle time in an iteration.
 
         1F1B idles for p - 1 microbatches, in chunks for their part of them (arXiv 2104.04473,
-        section 2.2); with W apart, W fills two thirds (arXiv 2401.10241, section 2.3).
+        section 2.2); with W apart, W fills two thirds (arXiv 2401.10241, section 2.3). An iteration
+        takes at least as long as one microbatch takes through all stages: p microbatches' work of a
+        rank, or with W apart two thirds of p, because no stage waits for W. So a schedule without
+        bubbles idles, too, if there are fewer microbatches.
         """
-        if self.bubble_free:
-            return 0.0
-        return (ranks - 1) / (3 if self.split else chunks)
+        chain = 2 * ranks / 3 if self.split else ranks
+        steady = 0.0 if self.bubble_free else (ranks - 1) / (3 if self.split else chunks)
+        return max(steady, chain - microbatches)
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = {

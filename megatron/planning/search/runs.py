@@ -33,12 +33,6 @@ _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
 
 
-_CHAIN: Final = 2 / 3
-"""Share of a microbatch's work on a stage that waits for other stages, if W is a pass of its own: F
-and B, of three about equal parts. An iteration takes at least the time of this chain through all
-stages, even if there are fewer microbatches than a schedule without bubbles needs."""
-
-
 class Known(NamedTuple):
     """What is known of a run.
 
@@ -195,7 +189,5 @@ def promise_of(line: Line) -> Promise:
     )
     held = max(1.0, min(promised(request, known), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
-    chain = ranks * (_CHAIN if known.split else 1.0)
-    steady = known.rough_bubble(ranks, chunks or known.chunks)
-    bubble = max(steady / request.slices, chain / request.slices - microbatches)
-    return Promise(held, bubble, waiting)
+    bubble = known.rough_bubble(ranks, chunks or known.chunks, microbatches * request.slices)
+    return Promise(held, bubble / request.slices, waiting)
