@@ -31,6 +31,15 @@ _KINDS: Final[Mapping[str, PassKind]] = {"F": "F", "I": "B", "W": "W", "B": "B"}
 
 TorchtitanSchedule = Literal["1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 
+OF_TORCHTITAN: Final[Mapping[str, str]] = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved1f1b": "interleaved",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}
+"""Our schedule for each ``pipeline_parallel_schedule`` of torchtitan, in small letters."""
+
 
 def to_torch_csv(plan: Plan) -> str:
     """Return a plan as PyTorch's compute-only file, with a row for every rank.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from megatron.commands.launch_scripts.launches import USUAL, Ranks
+from megatron.schedules.torch_csv import OF_TORCHTITAN
 
 Table = Mapping[str, Any]
 
@@ -48,14 +49,6 @@ _SAME: Final = {
     "parallelism.pipeline_parallel_schedule_csv": "--schedule-file",
 }
 """Keys with the flag that takes their value."""
-
-_SCHEDULES: Final = {
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved",
-    "zbvzerobubble": "zb-v",
-    "dualpipev": "dualpipe-v",
-}
 
 _IDLE: Final = frozenset(
     {
@@ -228,7 +221,7 @@ def _pipeline(values: Table, found: Translation) -> set[str]:
     key = "parallelism.pipeline_parallel_schedule"
     if _number(values, "parallelism.pipeline_parallel_degree", 1) > 1:
         name = str(values.get(key, "1F1B"))
-        ours = _SCHEDULES.get(name.lower())
+        ours = OF_TORCHTITAN.get(name.lower())
         if ours is None:
             found.left.append(f"{key} = {name!r} (docs/coming-from.md names the nearest)")
         else:
