@@ -46,6 +46,9 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         max_length: tokens of a row; ``None``: as in training.
         dtype: ``float32`` or ``bfloat16``.
         **_: further arguments of the harness, such as the size of batches; they have no effect.
+
+    Raises:
+        ValueError: a ``tokenizer_model`` without a ``tokenizer_type``.
     """
 
     def __init__(
@@ -61,6 +64,11 @@ class VocabParallelLM(LM):  # type: ignore[misc] # the harness has no types here
         **_: Any,
     ) -> None:
         super().__init__()
+        if tokenizer_model is not None and tokenizer_type is None:
+            raise ValueError(
+                f"tokenizer_model={tokenizer_model} has no effect without tokenizer_type: give "
+                "both, or neither for the checkpoint's own tokenizer"
+            )
         where = choose(Path(checkpoints), step, checked=False)
         config = read_model(where)
         self.max_length = max_length or config.seq_length

@@ -124,6 +124,11 @@ def test_texts_are_words_of_the_tokenizer_that_the_checkpoint_remembers(
     assert by_flags.loglikelihood([request(*texts)]) == wanted
 
 
+def test_a_tokenizers_file_without_its_kind_is_refused(adapter: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokenizer_model=t has no effect without tokenizer_type"):
+        adapter(str(tmp_path), tokenizer_model="t")
+
+
 def rolling(theirs: Any, tokens: list[int], longest: int) -> float:
     """The log-probability of all tokens but the first, in rows that overlap as little as can be."""
     total, done = 0.0, 1
