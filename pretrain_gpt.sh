@@ -262,7 +262,7 @@ typed=(${own[@]+"${own[@]}"})
 files=""
 if [[ " ${own[*]-}" == *" @"* ]]; then
   files=some
-  # A word @FILE stands for the flags of a file. The line below keeps it; this script needs the flags.
+  # A word @FILE stands for the flags of a file. The line below keeps the word; this script needs the flags.
   python="${PYTHON:-python3}"
   if [[ -x "$root/.venv/bin/python" ]]; then python="$root/.venv/bin/python"; fi
   if [[ -n "${VENV:-}" ]]; then python="$VENV/bin/python"; fi

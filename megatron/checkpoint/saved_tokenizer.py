@@ -67,7 +67,7 @@ class SavedTokenizer:
 
     @classmethod
     def read(cls, where: Path) -> "SavedTokenizer | None":
-        """Return the tokenizer that a checkpoint remembers; ``None``: it remembers none.
+        """Return the tokenizer that a checkpoint remembers; ``None``: it remembers no tokenizer.
 
         Raises:
             DamagedError: the checkpoint's values cannot be read, or this program does not know the

@@ -43,7 +43,7 @@ def sources(used: TokenizerSettings) -> dict[str, Path]:
 
 
 def names(kind: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the copies that a kind of tokenizer has, and those that it may have besides."""
+    """Return the copies that a kind of tokenizer has, and the copies that the kind may have."""
     if kind in _NO_FILES:
         return (), ()
     if kind == "GPT2BPETokenizer":
@@ -52,7 +52,7 @@ def names(kind: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def fault_of(path: Path, expected: FileDigest) -> str | None:
-    """Return why a copy is not the file that was saved; ``None``: it is."""
+    """Return the reason why a copy is not the saved file; ``None``: the copy is right."""
     if path.is_symlink() or path.parent.is_symlink():
         return f"{path} is a link, or its folder is: a copy of a tokenizer's file stands there"
     try:

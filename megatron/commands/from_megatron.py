@@ -1,4 +1,4 @@
-"""Reads a launch script of Megatron-LM, and says what becomes of it here.
+"""Reads a launch script of Megatron-LM, and writes the line that starts the same training here.
 
 from-megatron train_gpt.sh
 from-megatron train_gpt.sh --set NNODES=16 --set 1=70B --predict H100 --vocab-size 128256
@@ -62,7 +62,7 @@ def _setting(word: str) -> tuple[str, str]:
 # fmt: off
 @dataclass(frozen=True)
 class FromFlags:
-    """A script, and what it does not tell."""
+    """A script, and its holes."""
 
     script: Path = positional("Launch script (.sh), or configuration (.toml, .yaml).", "SCRIPT")
     set: tuple[tuple[str, str], ...] = flag((),
@@ -177,7 +177,7 @@ def _one(own: FromFlags, source: Source, launch: Launch) -> _Answer:
 
 
 def _with_model(path: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a model in front of others, without those that the others have."""
+    """Return the words of a model before other words, without flags that the others have."""
     given = {word.split("=")[0].replace("_", "-") for word in words if word.startswith("--")}
     return (*model_of(path).words_without(given), *words)
 

@@ -1,4 +1,4 @@
-"""A page for this machine alone: what its servers have in common."""
+"""A page for this machine alone: the common part of its servers."""
 
 import re
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class LocalHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def is_foreign(self) -> bool:
-        """Refuse a request for another host; return whether it was one.
+        """Refuse a request for another host; return whether the request was for another host.
 
         A page of another site may make a name of its own mean this machine. Browsers then take
         our answers for that site's, and let it read them.

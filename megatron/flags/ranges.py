@@ -77,7 +77,7 @@ EPSILON = Range(1e-20, 1)
 """Summand that keeps a divisor from 0. In fp32 it must not be 0 itself."""
 
 THETA = up_to(10**12)
-"""Base of RoPE's frequencies; it need not be whole."""
+"""Base of RoPE's frequencies, whole or not."""
 
 WIDTH = up_to(1 << 24)
 LENGTH = up_to(1 << 30)

@@ -40,7 +40,7 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def plain_number(number: float) -> int | float:
-    """Return a number as it is written: a number without a fraction has no ".0" behind it.
+    """Return the word of a number: a whole number has no ".0" behind it.
 
     Numbers that Python writes with an exponent stay as they are.
     """

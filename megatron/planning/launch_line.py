@@ -74,7 +74,7 @@ def blanks_of(options: Collection[str], tokenizer: str = "") -> Iterator[Blank]:
 
     Args:
         options: the flags.
-        tokenizer: folder of the tokenizer, if it is known.
+        tokenizer: folder of the tokenizer, if known.
     """
     known = (
         Blank(

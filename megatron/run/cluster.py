@@ -1,4 +1,4 @@
-"""GPUs and their machines: what a job has, and rules about devices and libraries of ranks."""
+"""GPUs and machines of a job, and rules about devices and communication libraries of ranks."""
 
 import os
 import re

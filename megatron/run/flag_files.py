@@ -43,7 +43,7 @@ MOST_DEEP: Final = 8
 
 @dataclass(frozen=True)
 class WrittenFlag:
-    """A flag with its words, as it was written.
+    """A flag with its words, as written.
 
     Attributes:
         option: the flag with hyphens; empty: words before any flag.
@@ -238,7 +238,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _fault_of(path: Path, within: tuple[Path, ...]) -> str:
-    """Return why a file is not read within other files; empty: it is read."""
+    """Return the reason why a file is not read within others; empty: the file is read."""
     if path.resolve() in {other.resolve() for other in within}:
         return "names itself, directly or through other files: leave one of the names out"
     if len(within) >= MOST_DEEP:

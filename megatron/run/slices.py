@@ -1,4 +1,4 @@
-"""Rules about what a slice of a microbatch cannot do, and slices as a dimension of ``auto``."""
+"""Rules about slices of microbatches, and slices as a dimension of ``auto``."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -146,7 +146,7 @@ class OffloadSettings:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a rank whose activations wait on the host; it may be more than the rank has."""
+        """Chunks of a rank whose activations wait on the host; perhaps more than the rank has."""
         return (self.offload_chunk_num or ALL_CHUNKS) if self.cpu_offload else 0
 
     @property

@@ -116,7 +116,7 @@ class _Handler(LocalHandler, BaseHTTPRequestHandler):
 
     Args:
         answered: returns the answer to a channel's request.
-        connection: what the server hands over.
+        connection: the connection that the server hands over.
     """
 
     def __init__(self, answered: Callable[[str, str], str], *connection: Any) -> None:

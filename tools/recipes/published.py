@@ -28,7 +28,7 @@ class PublishedRow(NamedTuple):
         seq_length: tokens of a sample.
         seconds: of an iteration.
         tokens: tokens a second on each GPU.
-        source: where it is published.
+        source: address of the publication.
     """
 
     origin: str

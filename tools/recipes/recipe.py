@@ -1,4 +1,4 @@
-"""The recipes as data: what a file's name, head and flags say."""
+"""The recipes as data: the names, heads and flags of their files."""
 
 import hashlib
 import itertools
@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def is_predicted(self) -> bool:
-        """Whether it is for GPUs; no dry run knows the rates of a CPU."""
+        """Whether the recipe is for GPUs; no dry run knows the rates of a CPU."""
         return self.gpu != "CPU"
 
     @property
@@ -85,22 +85,22 @@ class Recipe:
 
     @property
     def command(self) -> str:
-        """The command that starts it, if it needs no GPU."""
+        """The command that starts the recipe, if the recipe needs no GPU."""
         return self._told(_START)
 
     @property
     def beside(self) -> list[str]:
-        """Flags with which it is predicted too, to compare; empty: there are none."""
+        """Flags of a second forecast of the recipe, to compare; empty: there is one forecast."""
         return self._told(_BESIDE).split()
 
     @property
     def layout(self) -> list[str]:
-        """The flags of its layout and plan, but for those that every layout has."""
+        """The flags of the layout and the plan that not every layout has."""
         flags = self._lines[self._lines.index(_LAYOUT) + 1 :]
         return [line for line in flags if line and not line.startswith(_USUAL)]
 
     def without(self, other: "Recipe") -> str:
-        """Return its layout as flags that differ from those of another recipe."""
+        """Return the layout as flags that differ from the flags of another recipe."""
         own = [line for line in self.layout if line not in other.layout]
         options = {line.split()[0] for line in self.layout}
         lost = [line for line in other.layout if line.split()[0] not in options]
@@ -116,7 +116,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """A digest of its flags, those of the files that it names among them."""
+        """A digest of the recipe's flags, with the flags of all files that the recipe names."""
         words = read_flag_files([f"@{self.path}"]).words
         return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 

@@ -59,7 +59,7 @@ def read_rotation(c: Fields, base: int = 10000, *, share: float | None = None) -
 
 
 def read_base(c: Fields, name: str, default: int | None = None) -> float:
-    """Return a field that holds a theta; ``None``: it must be there."""
+    """Return a field that holds a theta; a default of ``None``: the field must be there."""
     if default is None:
         return c.number(name, least=THETA.least, most=LARGEST_BASE)
     return c.number(name, default, THETA.least, LARGEST_BASE)

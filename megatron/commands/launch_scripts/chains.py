@@ -16,7 +16,7 @@ _LONGEST_SHOWN: Final = 70
 
 
 def is_open(word: str) -> bool:
-    """Return whether only a run tells what a word of a loop is: a hole, or names of files."""
+    """Return whether only a run tells a word of a loop: a hole, or names of files."""
     return HOLE.search(word) is not None or not set(word).isdisjoint("*?[")
 
 

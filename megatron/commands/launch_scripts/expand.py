@@ -1,4 +1,4 @@
-"""Replaces variables in words, as the shell does, and leaves holes for what only a run would tell.
+"""Replaces variables in words, as the shell does, and leaves holes for values of a run alone.
 
 No command is run: ``$(...)`` is a hole. A variable that the script does not set is a hole too. In a
 test, and behind ``:-``, it counts as not set, as in a shell without it.
@@ -110,7 +110,7 @@ class Expander:
         return self.holes.mark(Hole("$HOME", "HOME", 0)) + piece.text[1:]
 
     def _several(self, piece: Piece) -> list[str] | None:
-        """Return the values of "${A[@]}" or "$@"; ``None``: it is no such piece."""
+        """Return the values of "${A[@]}" or "$@"; ``None``: the piece is neither of them."""
         if piece.kind != "variable" or not piece.quoted:
             return None
         name = piece.text.removesuffix("[@]")
@@ -145,7 +145,7 @@ class Expander:
         return self._unknown(piece.source, line) if found is None else str(found)
 
     def computed(self, text: str, line: int) -> int | None:
-        """Return the value of ((...)), and follow what it assigns.
+        """Return the value of ((...)), and follow its assignments.
 
         Returns:
             The value; ``None``: it is not known, or the expression assigns something.
@@ -177,7 +177,7 @@ class Expander:
         Args:
             names: the variables.
             line: number of the line in which they are assigned.
-            by: what assigns them, for the note.
+            by: the command that assigns them, for the note.
         """
         told = []
         for name in dict.fromkeys(names):
@@ -194,7 +194,7 @@ class Expander:
         """Return the whole number of a variable, or ``None``: it is not known."""
         value = self.scope.get(name)
         if value is None or not re.fullmatch(r"\s*-?(0|[1-9]\d{0,17})\s*", value, re.ASCII):
-            return None  # a number with a zero before it is octal
+            return None  # a number that begins with a zero is octal
         return int(value)
 
     def condition(self, text: str, line: int) -> bool | None:
@@ -247,7 +247,7 @@ class Expander:
         return str(len(found))
 
     def _unset(self, name: str, line: int, own: str, *, is_test: bool) -> str:
-        """Return what stands for a variable that is not set."""
+        """Return the text in place of a variable that is not set."""
         if name == own and not is_ambient(name):
             return ""
         if is_test and not is_ambient(name) and name.isidentifier():

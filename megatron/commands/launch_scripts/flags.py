@@ -31,7 +31,7 @@ class Flag:
     values: tuple[str, ...] = ()
 
     def shown(self, holes: Holes) -> str:
-        """Return the flag as the script writes it, with the values that are known."""
+        """Return the flag as the script writes the flag, with the known values."""
         return " ".join([self.option, *map(holes.shown, self.values)])
 
     def words(self, holes: Holes) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Flag:
         return (self.option, *self.values)
 
     def fault(self, holes: Holes) -> str:
-        """Return why the flag cannot be written; empty: it can."""
+        """Return the reason why the flag cannot be written; empty: nothing prevents it."""
         if any(word.startswith("@") for word in map(holes.shown, self.words(holes))):
             return f"{readable(self.shown(holes))} {NOT_WRITABLE}"
         return ""

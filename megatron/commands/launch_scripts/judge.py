@@ -1,4 +1,4 @@
-"""What ``pretrain_gpt.py`` says to the flags of a script: its own parser answers, in a dry run."""
+"""The answers of ``pretrain_gpt.py`` to the flags of a script, by its own parser in a dry run."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +139,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a training besides its flags.
+    """Facts about a training besides its flags.
 
     Attributes:
         holes: the holes of its script.
@@ -177,7 +177,7 @@ class Job:
         )
 
     def _of_a_run(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield lines on a line's flags, without what only a dry run says."""
+        """Yield lines on a line's flags, without lines that only a dry run has."""
         silent = list(_OF_DRY_RUNS)
         if self.ranks.world_size is None:
             silent.append(_ONE_REPLICA)
@@ -191,7 +191,7 @@ def judgement_of(launch: Launch, job: Job) -> Judgement:
 
     Args:
         launch: the training.
-        job: what is known besides its flags.
+        job: facts about the training besides its flags.
     """
     flags, further, stray = sorted_flags(launch.words, job.holes)
     usual = _usual(flags, launch)
@@ -276,7 +276,7 @@ def _told(flags: Sequence[Flag], found: Reading, holes: Holes) -> list[Told]:
 
 
 def _is_left_out(told: Told) -> bool:
-    """Return whether a refused flag asks for what is not built, or is no flag."""
+    """Return whether a refused flag asks for a missing feature, or is no flag."""
     is_odd = told.line.endswith(NOT_WRITABLE) or " is no flag: " in told.line
     return bool(told.feature) or is_odd
 

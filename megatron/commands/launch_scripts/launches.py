@@ -61,15 +61,15 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Launch:
-    """A training as a script starts it.
+    """A training that a script starts.
 
     Attributes:
         line: number of the line; 0: the launch is that of a configuration.
-        launcher: name of what starts the processes; empty: nothing does.
+        launcher: program that starts the processes; empty: there is none.
         ranks: the processes.
         program: the program, as the script writes it.
         words: the words behind the program, with holes.
-        times: how often the script starts it.
+        times: number of times that the script starts the training.
     """
 
     line: int

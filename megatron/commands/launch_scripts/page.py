@@ -24,7 +24,7 @@ class Source:
     Attributes:
         name: the file.
         holes: all holes.
-        notes: how it was read.
+        notes: sentences on how the script was read.
         assumed: variables that tests read as not set.
         defaults: values that the script gives variables that are not set.
         exported: names of variables that the script hands to programs.
@@ -104,7 +104,7 @@ def _layout(own: Judgement) -> str:
 
 
 def _reading(source: Source, own: Judgement) -> Iterator[str]:
-    """Yield what a user should know of how the script was read."""
+    """Yield lines for the user on how the script was read."""
     yield from source.notes
     if source.defaults:
         shown = ", ".join(f"{name}={value}" for name, value in source.defaults.items())

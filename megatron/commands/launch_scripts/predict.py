@@ -31,7 +31,7 @@ class Gain:
         names: the two treatments of the vocabulary: whole, and split.
         whole, split: time and memory of an iteration; ``None``: the line cannot be planned.
         faults: reasons why a line cannot be planned.
-        notes: what was assumed.
+        notes: sentences on assumptions.
     """
 
     gpu: Gpu

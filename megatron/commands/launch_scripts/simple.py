@@ -60,7 +60,7 @@ class Commands(ABC):
         self._kinds: dict[str, str] = {}
         """Letters of declare -i, -l, -n and -u by the variables whose values they change."""
         self._locals: list[dict[str, str | Array | None]] = []
-        """For each function that is being read, what its local variables are outside of it."""
+        """For each function that is being read, the outer values of its local variables."""
 
     @abstractmethod
     def read(self, text: str) -> None:
@@ -143,7 +143,7 @@ class Commands(ABC):
         Args:
             names: the variables, each with whether it is only appended to.
             line: number of the line in which they are assigned.
-            by: what assigns them, for the note.
+            by: the command that assigns them, for the note.
         """
         before = {name: self._scope.values.get(name) for name, more in names.items() if more}
         self._expander.forget(names, line, by)

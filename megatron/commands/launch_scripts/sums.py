@@ -11,7 +11,7 @@ _ALLOWED: Final = re.compile(r"[\w\s()+\-*/%<>=!&|]*")
 _CHOICE: Final = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 _LARGEST: Final = 2**63
 _NUMBER: Final = re.compile(r"0|[1-9]\d*|0[xX][0-9a-fA-F]+", re.ASCII)
-"""Numbers that are written as in Python; one with a zero before it is octal to the shell."""
+"""Numbers that are written as in Python; a number that begins with 0 is octal to the shell."""
 
 _ASSIGNS: Final = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|"

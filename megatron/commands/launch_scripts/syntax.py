@@ -239,7 +239,7 @@ class _Parser:
         return Function(name, (self._statement(),), line)
 
     def _skip_redirections(self) -> None:
-        """Skip what stands behind a block on its line."""
+        """Skip the words behind a block on its line."""
         while (token := self.peek()) is not None:
             if isinstance(token, Operator) and token.redirects:
                 self._at += 2

@@ -1,10 +1,10 @@
-"""Words, their pieces, and operators: what a shell script is made of."""
+"""Words, their pieces, and operators, of which a shell script consists."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["text", "variable", "command", "sum"]
-"""What a piece is: text as it stands; the inside of ${...}; of $(...); of $((...))."""
+"""Kinds of pieces: text as it stands; the inside of ${...}; of $(...); of $((...))."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Piece:
         kind: see ``Kind``.
         text: the text itself, or the inside of the brackets.
         quoted: whether it stands in quotes, so that its value is not split into words.
-        source: the piece as it is written.
+        source: the piece as written.
     """
 
     kind: Kind

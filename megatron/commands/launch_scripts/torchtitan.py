@@ -28,7 +28,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "training.max_norm": 1.0,
     "training.steps": 10_000,
 }
-"""Defaults of torchtitan that differ from those of Megatron-LM, or that a run needs."""
+"""Defaults of torchtitan that differ from Megatron-LM's, or that a run needs."""
 
 _SAME: Final = {
     "optimizer.beta1": "--adam-beta1",

@@ -41,7 +41,7 @@ class Hole:
     Attributes:
         text: as it is written in the script, such as ``$DATA`` or ``$(hostname)``.
         name: the variable that would tell the value; empty: there is none.
-        line: number of the line in which it is used first.
+        line: number of the line of its first use.
         choices: the values that branches of the script give it.
     """
 
@@ -157,7 +157,7 @@ class Scope:
         return Scope(values, self.places, self.has_places)
 
     def get(self, name: str) -> str | None:
-        """Return the value of a variable, the first one of an array; ``None``: it is not set."""
+        """Return the value of a variable, or an array's first; ``None`` if not set."""
         if name.isdigit():
             place = int(name) - 1 if len(name) < 4 else -1
             if self.has_places:
@@ -166,7 +166,7 @@ class Scope:
         return value.get("0") if isinstance(value, dict) else value
 
     def all_of(self, name: str) -> list[str] | None:
-        """Return all values of an array; ``None``: it is not set."""
+        """Return all values of an array; ``None``: the array is not set."""
         if name in ("@", "*"):
             return list(self.places)
         value = self.values.get(name)

@@ -61,17 +61,17 @@ _MOST_ROUNDS: Final = 64
 
 @dataclass(frozen=True)
 class Script:
-    """What a reader finds in a script.
+    """The findings of a reader in a script.
 
     Attributes:
-        launches: the trainings that it starts, each once.
+        launches: the trainings that the script starts, each once.
         holes: all holes.
         notes: lines for the user, in the order of the script.
         assumed: variables that tests read as not set.
         defaults: values that the script gives variables that are not set, without those that were
             given.
-        exported: names of the variables that it hands to programs.
-        others: other scripts that it starts or reads.
+        exported: names of the variables that the script hands to programs.
+        others: other scripts that the script starts or reads.
     """
 
     launches: tuple[Launch, ...]
@@ -167,7 +167,7 @@ class _Reader(Commands):
         return False
 
     def _apart(self, block: Block) -> bool:
-        """Read statements that a shell of their own runs: what they assign ends with that shell."""
+        """Read statements that a shell of their own runs: their assignments end with that shell."""
         with self._within(self._scope.copy()):
             self._block(block)
         return False
@@ -322,7 +322,7 @@ class _Reader(Commands):
         return False
 
     def _chain(self, own: Chain) -> bool:
-        """Read && and ||: what stands behind a test, as a branch.
+        """Read && and ||: commands behind a test are a branch.
 
         A command counts as done well, but what is assigned behind it is not known.
         """
@@ -350,12 +350,12 @@ class _Reader(Commands):
         return False
 
     def _matters(self, block: Block) -> bool:
-        """Return whether what follows depends on whether statements are run."""
+        """Return whether later statements depend on whether these statements are run."""
         look = self._expander.budget.look
         return bool(self._assigned_in(block)) or leaves_a_function(block, look)
 
     def _behind(self, joint: str, found: bool | None, test: Statement) -> bool | None:
-        """Return whether a test holds together with what stands before it."""
+        """Return whether a test holds together with the tests before it."""
         own = self._holds((test,))
         if joint and found is None and own is (joint == "&&"):
             return None

@@ -20,8 +20,8 @@ class Curve:
         label: its words in the legend; empty: the chart has no other.
         table: the rows.
         column: of the rows.
-        look: how it is drawn: ``line``, ``dots`` (a line with a dot at every row), ``edge`` (a
-            pale line: the least or the greatest of the ranks).
+        look: how the curve is drawn: ``line``, ``dots`` (a line with a dot at every row), ``edge``
+            (a pale line: the least or the greatest of the ranks).
     """
 
     label: str
@@ -35,14 +35,14 @@ class Chart:
     """A chart.
 
     Attributes:
-        name: by which the page knows it.
+        name: name by which the page knows the run.
         title: its words.
         unit: of its values, as the axis tells it.
         form: of its values.
         columns: of a run's intervals, with their labels and looks.
         prefix: further columns whose names begin so, unless they are always 0.
         logarithmic: whether the reader may ask for a logarithmic axis.
-        promise: field of a plan that predicts it; empty: none does.
+        promise: field of a plan that predicts the figure; empty: no plan predicts the figure.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _is_known(numbers: Numbers) -> bool:
 
 
 def is_worth_showing(chart: Chart, curves: Iterable[Curve]) -> bool:
-    """Whether a chart says something: it has numbers, and they change if they must."""
+    """Whether a chart is worth showing: there are numbers, and they change if they must."""
     numbers = [curve.table.numbers(curve.column) for curve in curves]
     known = [own[np.isfinite(own)] for own in numbers]
     if chart.name not in FLAT:

@@ -25,7 +25,7 @@ class Appended:
         lines: whole lines without their ends.
         anew: whether they are the first lines of another file, so that all earlier lines are void.
         is_all: whether nothing more can be read now.
-        fault: why the file cannot be read; empty if it can.
+        fault: reason why the file cannot be read; empty: the file can be read.
     """
 
     lines: tuple[bytes, ...] = ()
@@ -54,7 +54,7 @@ class GrowingFile:
         self._within_too_long = False
 
     def look(self) -> Appended:
-        """Return some of the lines that are new; a fault leaves everything as it was."""
+        """Return some of the new lines; a fault changes nothing."""
         try:
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 return Appended(fault="is no regular file")

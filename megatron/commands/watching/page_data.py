@@ -108,7 +108,7 @@ def _extent(runs: Iterable[Run], axis: str) -> list[float]:
 
 
 def _within(extent: Sequence[float], view: View) -> tuple[float, float]:
-    """Return the ends of what is seen."""
+    """Return the ends of the visible range."""
     low, high = max(extent[0], view.low), min(extent[1], view.high)
     return (low, high) if low < high else (view.low, view.high)
 
@@ -147,7 +147,7 @@ def _rounded(axis: str, values: Numbers) -> list[float | None]:
 
 
 def _run_json(run: Run) -> dict[str, Any]:
-    """Return what the page tells of a run besides its curves."""
+    """Return the page's figures of a run besides its curves."""
     rows = run.intervals
     columns = [name for name in rows.names if name not in ("tokens", "hours")]
     newest = {name: rows.newest(name) for name in columns}

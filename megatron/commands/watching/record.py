@@ -59,7 +59,7 @@ def word(value: object, unknown: str = "") -> str:
 
 
 def seconds_of(record: Record) -> float:
-    """Return when a record was made, in seconds since 1970; NaN if it does not say so."""
+    """Return the time of a record in seconds since 1970; NaN if the record has none."""
     try:
         return datetime.fromisoformat(word(record.get("time"))).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -99,7 +99,7 @@ def ranks_of(record: Record) -> list[Record]:
 
 
 def _of_ranks(ranks: list[Record]) -> dict[str, float]:
-    """Return what the ranks come to: the ends and the mean of idle time, the ends of memory."""
+    """Return figures over all ranks: ends and mean of idle time, ends of memory."""
     values: dict[str, float] = {}
     for field in ("peak_memory", "reserved_memory"):
         held = [own for rank in ranks if (own := number(rank.get(field))) == own]

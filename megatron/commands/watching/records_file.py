@@ -28,7 +28,7 @@ class RecordsFile:
     Attributes:
         name: what the page calls it.
         records: that were taken.
-        fault: why the file cannot be read now; empty if it can.
+        fault: reason why the file cannot be read now; empty: the file can be read.
     """
 
     def __init__(self, path: Path, name: str) -> None:

@@ -16,7 +16,7 @@ _OWN: Final = Path(__file__).resolve().parent / "page"
 _SHARED: Final = _OWN.parents[1] / "page"
 
 VALUES: Final = "values.json"
-"""What the page asks for again and again."""
+"""The paths that the page asks for again and again."""
 
 
 def page_file(name: str) -> Path:
@@ -47,7 +47,7 @@ class _Handler(LocalHandler, BaseHTTPRequestHandler):
 
     Args:
         watched: the files whose values the page shows.
-        connection: what the server hands over.
+        connection: the connection that the server hands over.
     """
 
     def __init__(self, watched: Watched, *connection: Any) -> None:

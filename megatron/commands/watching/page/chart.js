@@ -159,7 +159,7 @@ export class ChartView {
     this.plot.addEventListener("keydown", (event) => { if (shown() && this.press(event.key)) event.preventDefault(); });
   }
 
-  /** Acts on a key; returns whether it means something. */
+  /** Acts on a key; returns whether the key has a meaning. */
   press(key) {
     const { xs } = this.lines[0], here = this.at === null ? -1 : nearest(xs, this.at);
     const moves = { ArrowRight: here + 1, ArrowLeft: here < 0 ? xs.length - 1 : here - 1, Home: 0, End: xs.length - 1 };

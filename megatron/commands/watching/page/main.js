@@ -6,7 +6,7 @@ import { AXES, whole } from "./forms.js";
 import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, stateOf } from "./parts.js";
 import { debounced, element, made, percent } from "./words.js";
 
-const PAUSE = 2000; // milliseconds at least between two questions for what is new
+const PAUSE = 2000; // milliseconds at least between two questions for new values
 const SHOWN_FIRST = 8; // runs of a page that are shown before the reader chooses
 
 const feed = openFeed();
@@ -17,7 +17,7 @@ listen();
 await refresh();
 if (feed.isLive) follow(PAUSE);
 
-/** Asks for what is new, again and again. A server that takes long to answer is asked less often. */
+/** Asks for new values, again and again. A server that takes long to answer is asked less often. */
 function follow(pause) {
   setTimeout(async () => {
     const begun = performance.now();
