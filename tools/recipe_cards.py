@@ -207,7 +207,7 @@ def _published(recipe: Recipe, found: RecipeForecast) -> Iterator[str]:
 
 def _published_cells(own: PublishedRow) -> list[str]:
     batch = f"{own.samples} x {own.seq_length:,}"
-    where = f"{own.gpus} H100, {own.layout}"
+    where = f"{own.gpus} {own.gpu}, {own.layout}"
     return [own.origin, where, batch, f"{own.seconds:g}", f"{own.tokens:,.0f}", own.source]
 
 

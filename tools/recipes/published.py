@@ -23,6 +23,7 @@ class PublishedRow(NamedTuple):
     Attributes:
         origin: the program and its version.
         gpus: number of GPUs.
+        gpu: their kind.
         layout: its ranks.
         samples: of an iteration.
         seq_length: tokens of a sample.
@@ -33,6 +34,7 @@ class PublishedRow(NamedTuple):
 
     origin: str
     gpus: int
+    gpu: str
     layout: str
     samples: int
     seq_length: int
@@ -57,6 +59,7 @@ def _row(row: Mapping[str, str]) -> PublishedRow:
     return PublishedRow(
         row["origin"],
         int(row["gpus"]),
+        row["hardware"],
         ", ".join(f"{letter} {size}" for letter, size in ranks.items() if size not in ("", "1")),
         int(row["global_batch"]),
         int(row["seq"]),

@@ -14,11 +14,13 @@ from megatron.commands.launch_scripts.flags import (
 )
 from megatron.commands.launch_scripts.launches import Launch, Ranks
 from megatron.commands.launch_scripts.values import Hole, Holes
+from megatron.flags.declare import option_of
 from megatron.flags.groups import Reading
+from megatron.planning.search.dimensions import ASKING_FOR_TREATMENTS
 from megatron.run.command_line import read
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.parallelism import ParallelFlags
-from megatron.run.schedule import treatment_of
+from megatron.run.schedule import ACCOUNTS, ENDS, LAYOUT, treatment_of
 from megatron.run.told import Told, is_of, told_of
 from megatron.schedules.treatments import TREATMENTS
 
@@ -29,17 +31,10 @@ VOCABULARY: Final = 32_000
 """Entries of the vocabulary that a line is judged with, if they are not told: a rule's answer does
 not depend on their number."""
 
-_ENDS: Final = (
-    *("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
-    *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
-    *("--pipeline-model-parallel-layout", "--final-stage-num-layers"),
-)
+_ENDS: Final = tuple(map(option_of, (*ENDS, *ACCOUNTS, LAYOUT, "final_stage_num_layers")))
 """Flags that make room for the vocabulary layers, which a split needs no longer."""
 
-_SPLITS: Final = (
-    *("--vocab-parallel", "--enable-vocab-parallel", "--disable-backward-fusion"),
-    *("--use-interlaced-schedule", "--enable-layer-redistribution"),
-)
+_SPLITS: Final = (*ASKING_FOR_TREATMENTS, "--disable-backward-fusion")
 """Flags that name a treatment."""
 
 _OF_DRY_RUNS: Final = ("not read in a dry run", "--dry-run counts")
