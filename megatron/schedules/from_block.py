@@ -7,7 +7,7 @@ from math import ceil, floor, gcd, inf
 from typing import Final, NamedTuple
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
-from megatron.schedules.blocks.for_pairs import for_pairs
+from megatron.schedules.blocks.for_pairs import NoRoomError, for_pairs
 from megatron.schedules.blocks.interlaced import interlaced
 from megatron.schedules.blocks.with_slices import units_in_flight, with_slices
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
@@ -109,7 +109,11 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
     def block(p: int, m: int, v: int) -> Block:
         return for_pairs(schedule.block(p, m, v))
 
-    held = max(in_flight(_unrolled(request, replace(schedule, block=block), request.microbatches)))
+    try:
+        longer = _unrolled(request, replace(schedule, block=block), request.microbatches)
+    except NoRoomError:
+        return
+    held = max(in_flight(longer))
     room = promised(request, schedule) + STRETCHED
     if held > (room if request.memory_limit is None else request.memory_limit):
         return

@@ -22,11 +22,16 @@ vocabulary stand between real pairs. So the last stage was late, and every rank 
 its S.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count, takewhile
 
 from megatron.schedules.blocks.block import Block, Slot
 from megatron.schedules.passes import PassKind
+
+
+class NoRoomError(ValueError):
+    """A block has no time at which all repetitions of a pair could stand."""
 
 
 def for_pairs(block: Block) -> Block:
@@ -37,6 +42,7 @@ def for_pairs(block: Block) -> Block:
             and all times are whole numbers.
 
     Raises:
+        NoRoomError: if there is no time for some pair, as in GIS with three chunks and more.
         ValueError: if the block has vocabulary passes.
     """
     if block.treatment.is_sharded:
@@ -101,27 +107,26 @@ class _Stretch:
             for begun, taken in busy
         )
 
-    def _is_in_step(self, stage: int, start: float) -> bool:
-        """Return whether an F is as far from its rank's first F as in the block, modulo interval.
+    def _in_step(self, stage: int, least: float) -> Iterator[float]:
+        """Yield the times from ``least`` on at which an F may start.
 
-        Only groups need it: barriers delay backwards by whole intervals, into the pairs of another
-        chunk's group. Then these pairs have to begin in the same step.
+        Each is as far from the first F of the rank as in the block, modulo interval. Only groups
+        need that: barriers delay backwards by whole intervals, into the pairs of another chunk's
+        group. Then these pairs have to begin in the same step.
         """
         rank, _ = self._block.stages[stage]
         if not self._block.group or not self._rows[rank]:
-            return True
-        first = self._rows[rank][0]
+            return count(least)
+        first, interval = self._rows[rank][0], self._block.interval
         own = self._block.slot(self._block.stages.index((rank, first.chunk)), "F").start
-        return (start - first.start - self._own(stage, "F") + own) % self._block.interval == 0
+        in_step = first.start + self._own(stage, "F") - own
+        return count(least + (in_step - least) % interval, interval)
 
     def _place_forward(self, stage: int, least: float) -> float:
         """Put a pair with the F of ``stage`` at the first free time; return this time."""
         rank, chunk = self._block.stages[stage]
-        start = next(
-            at
-            for at in count(least)
-            if self._is_in_step(stage, at) and self._is_free(rank, at, self._pair)
-        )
+        starts = self._in_step(stage, least)
+        start = self._first(starts, lambda at: self._is_free(rank, at, self._pair))
         self._starts[rank] |= self._repeats(start)
         self._rows[rank].append(Slot(start, self._forward, "F", chunk))
         return start
@@ -130,7 +135,7 @@ class _Stretch:
         """Put the B of ``stage`` into the first pairs without a B; return when these start."""
         rank, _ = self._block.stages[stage]
         free = self._starts[rank] - self._joined[rank]
-        start = next(at for at in count(least) if self._repeats(at) <= free)
+        start = self._first(count(least), lambda at: self._repeats(at) <= free)
         self._joined[rank] |= self._repeats(start)
         slot = self._block.slot(stage, "B")
         self._rows[rank].append(slot._replace(start=start + self._forward))
@@ -143,5 +148,14 @@ class _Stretch:
             for rows in (self._block.rows, self._rows)
         )
         least = backward.end + slot.start - own.end
-        start = next(at for at in count(least) if self._is_free(rank, at, slot.duration))
+        start = self._first(count(least), lambda at: self._is_free(rank, at, slot.duration))
         self._rows[rank].append(slot._replace(start=start))
+
+    def _first(self, starts: Iterator[float], fits: Callable[[float], bool]) -> float:
+        """Return the first start that fits; after a period, all times are occupied as before."""
+        first = next(starts)
+        within = takewhile(lambda at: at < first + self._block.period, starts)
+        for at in chain((first,), within):
+            if fits(at):
+                return at
+        raise NoRoomError(f"no time in a period of {self._block.period:g} has room for a pair")

@@ -7,12 +7,13 @@ from harness.marks import full
 from schedules.cases import expected_passes
 
 from megatron.schedules.blocks.block import Block, unroll
-from megatron.schedules.blocks.for_pairs import for_pairs
+from megatron.schedules.blocks.for_pairs import NoRoomError, for_pairs
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
+from megatron.schedules.make_plan import make_plan
 from megatron.schedules.pairs import joined
 from megatron.schedules.passes import PassKind
 from megatron.schedules.timing import earliest
@@ -43,6 +44,30 @@ def test_every_forward_has_the_backward_of_another_microbatch_behind_it(
         assert all(slot.end % block.period in backwards for slot in row if slot.kind == "F")
     last = len(block.stages) - 1
     assert block.slot(last, "B").start > block.slot(last, "F").end
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", [name for name, own in SCHEDULES.items() if own.takes_chunks])
+def test_a_search_for_room_ends_with_any_number_of_chunks(name: str, ranks: int) -> None:
+    """GIS with three chunks has no room in any period; the search for it once had no end."""
+    schedule, without = SCHEDULES[name], []
+    for chunks in range(schedule.chunks, 9, schedule.chunk_step):
+        block = schedule.block(ranks, 16, chunks)
+        try:
+            stretched = for_pairs(block)
+        except NoRoomError:
+            without.append(chunks)
+        else:
+            assert len(stretched.rows) == ranks
+            assert stretched.has_pairs
+    assert bool(without) == (name == "gis" or (name, ranks > 2) == ("gis-h", True))
+
+
+def test_a_schedule_without_room_for_more_pairs_is_planned() -> None:
+    waiting = Costs({"F": 2.0, "B": 2.0, "W": 1.0}, waits={"F": 1.0, "B": 1.0})
+    plan = make_plan("gis", "none", 2, 8, waiting, chunks=3, joined=True)
+    check(plan)
+    assert plan.chunks == 3
 
 
 @pytest.mark.parametrize(("name", "ranks"), BLOCKS)
