@@ -183,6 +183,10 @@ def _found_joined(request: Request, watch: Watch) -> Found:
         tried.extend(stretched_plans(alone, SCHEDULES[schedule], watch))
     plans = [joined(plan, costs, joins_all=request.joins_all) for plan in tried]
     best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
+    if found.schedule in SCHEDULES and best.pairs:
+        one = one_microbatch(alone, SCHEDULES[found.schedule])
+        if earliest_end(best, costs) <= least_time(one, costs, request.microbatches):
+            return found._replace(plan=best, bound=None)  # no plan without pairs is shorter
     plain = _found(alone, watch)
     if not best.pairs or earliest_end(plain.plan, costs) < earliest_end(best, costs):
         return plain
