@@ -50,10 +50,15 @@ class Estimate(NamedTuple):
     cut: bool
 
 
-def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
+def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu, *, paired: bool = False) -> float:
     """Return a lower bound of the seconds of an iteration under every plan.
 
-    ``one`` is a plan of the run's schedule for one microbatch.
+    Args:
+        config: the run.
+        one: a plan of the run's schedule for one microbatch.
+        gpu: the GPU of every rank.
+        paired: whether, in a run with pairs, every F is in a pair with a B. A plan that joins other
+            passes too may take less time than the result.
     """
     found = forecast_run(config, one, gpu)
     times = {
@@ -64,9 +69,14 @@ def least_seconds(config: RunConfig, one: RunPlan, gpu: Gpu) -> float:
     hidden = one.costs.without_waits()
 
     def time_of(rank: int, item: Pass) -> float:
-        if config.parallel.pairs.joins:  # pairs may hide every wait
-            return hidden.of_pass(one.plan, rank, item)
-        return times[rank, str(item)]
+        if not config.parallel.pairs.joins:
+            return times[rank, str(item)]
+        time = hidden.of_pass(one.plan, rank, item)  # pairs may hide every wait
+        if paired and item.kind == "F":
+            backward = item._replace(kind="B")
+            pair = one.costs.of_pair(one.plan, rank, (item, backward))
+            return max(time, pair - hidden.of_pass(one.plan, rank, backward))
+        return time
 
     least = least_time_by(
         one.plan,
@@ -86,11 +96,12 @@ def planned_microbatches(request: Request) -> int:
     memory grows with each of them, and by a plan from a file.
 
     A round of slices has 2 p slices. The last microbatch of slices is not like the others, so it
-    is one more.
+    is one more. Pairs stand between the first B of the last rank and its last F alone, so a plan
+    with pairs needs two more rounds.
     """
     p, m, n = request.ranks, request.microbatches, request.slices
-    known = SCHEDULES.get(request.schedule)
-    if known is None or (rounds := ceil(2 * p / known.kept / n) + 1 + (n > 1)) >= m:
+    known, pairs = SCHEDULES.get(request.schedule), 2 * p * request.joined
+    if known is None or (rounds := ceil(2 * p / known.kept / n) + 1 + (n > 1) + pairs) >= m:
         return m
     group = max(block_of(request, known).group, 1)
     few = min(rounds + (m - rounds) % (group // gcd(group, n)), m)
@@ -117,8 +128,24 @@ def steady_interval(timeline: Timeline, plan: Plan) -> float:
     }
     last, around = plan.microbatches - 1 - (plan.slices > 1), ceil(plan.ranks / plan.slices)
     between = (ends[last] - ends[last - around]) / around
-    passes = (
-        sum(span.end - span.start for span in timeline.compute(rank) if span.kind != "U")
-        for rank in range(timeline.ranks)
-    )
-    return max(between, max(passes) / plan.microbatches)
+    return max(between, *(_work_of_one(timeline, plan, rank) for rank in range(timeline.ranks)))
+
+
+def _work_of_one(timeline: Timeline, plan: Plan, rank: int) -> float:
+    """Return the time that a rank's passes of one more microbatch take.
+
+    A plan with pairs has few of them while the pipeline fills and empties, where passes take longer
+    alone. So only passes between the first B of the rank and its last F count there.
+    """
+    passes = [span for span in timeline.compute(rank) if span.kind != "U"]
+    whole = sum(span.length for span in passes) / plan.microbatches
+    if not plan.pairs:
+        return whole
+    filled = next(span.end for span in passes if span.kind == "B")
+    emptied = max(span.start for span in passes if span.kind == "F")
+    steady = [span for span in passes if filled <= span.start < emptied]
+    halves = sum(span.kind in ("F", "B") for span in steady)
+    if not halves:
+        return whole
+    per_half = sum(span.length for span in steady) / halves
+    return min(whole, 2 * plan.chunks * plan.slices * per_half)
