@@ -124,6 +124,14 @@ class Candidate:
         one = self._with(one_microbatch_of(self.request))
         return least_seconds(self.config, one, self.gpu)
 
+    @property
+    def time_in_pairs(self) -> float:
+        """About ``least_time``, but no less than F takes in pairs with B, in a run with pairs."""
+        if self.request.file is not None or self.gpu is None or not self.request.joined:
+            return self.least_time
+        one = self._with(one_microbatch_of(self.request))
+        return least_seconds(self.config, one, self.gpu, paired=True)
+
     @cached_property
     def can_fit(self) -> bool:
         """Whether a plan could fit the GPU, known without the plan."""

@@ -23,6 +23,8 @@ def report(answer: Answer) -> Iterator[str]:
     if taken.forecast is not None:
         yield checked(taken.forecast)
         yield "\n".join(_reasons(taken))
+    if taken.config.parallel.pairs.joins:
+        yield _UNMEASURED_PAIRS
     if answer.runners_up:
         yield "\n".join(
             [
@@ -35,6 +37,13 @@ def report(answer: Answer) -> Iterator[str]:
     if taken.config.notes:
         yield "\n".join(taken.config.notes)
     yield f"the line to run:\n\n{launch_line(question, taken.words)}"
+
+
+_UNMEASURED_PAIRS: Final = (
+    "passes run in pairs (--tp-comm-overlap, --overlap-moe-expert-parallel-comm): no GPU has run "
+    "pairs with this code, and their predicted time takes passes beside collectives to be as fast "
+    "as alone; measure with and without"
+)
 
 
 def _job(question: Question, taken: Proposal) -> str:

@@ -176,8 +176,8 @@ def _effort(found: Found, *, is_planned: bool) -> str:
         f"{found.combinations:,} combinations of layout, memory and schedule were ranked by a "
         f"rough count, and {estimated} of few microbatches made, the most promising first; of the "
         f"ways within {NEAR:.0%} of the fastest, those come first that neither round gradients to "
-        "bf16 nor copy activations to the host, and of these the one that holds the least is "
-        f"taken{rest}"
+        "bf16 nor copy activations to the host nor run passes in pairs, and of these the one that "
+        f"holds the least is taken{rest}"
     )
 
 

@@ -113,6 +113,21 @@ class Coarse:
             found += self._rough(placed, ways, order)
         return found
 
+    def shifted(self, best: Combination) -> list[Rough]:
+        """Return the combinations that differ from ``best`` in one later dimension of the shape."""
+        placed, chosen = self._split(best)
+        order = tuple(chosen[own.name] for own in self._of("order"))
+        same = [[chosen[own.name]] for own in self._of("factor")]
+        found = list[Rough]()
+        for dimension in self._of("shape"):
+            for choice in dimension.choices(placed) if dimension.later else ():
+                changed = {**chosen, dimension.name: choice}
+                layout = (*self._of("shape"), *self._of("pipeline"))
+                line = self.line.edited(tuple(one for own in layout for one in changed[own.name]))
+                if choice != chosen[dimension.name] and self._choices_of(line) in self._shapes:
+                    found += self._rough(line, same, [order])
+        return found
+
     def treated(self, best: Combination) -> list[Rough]:
         """Return the combinations that differ from ``best`` in the last dimension only."""
         placed, chosen = self._split(best)

@@ -22,6 +22,7 @@ from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
 from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 _MOST_TENSOR: Final = 16
@@ -113,6 +114,22 @@ def _dispatcher(line: Line) -> Sequence[Choice]:
     return [(set_to(_DISPATCHER, name),) for name in ("allgather", "alltoall")]
 
 
+def _pairs(line: Line) -> Sequence[Choice]:
+    """Return passes one after the other, and pairs where ranks share layers or experts.
+
+    Slices make no pairs.
+    """
+    apart: Choice = tuple(map(left_out, _PAIRS))
+    shares = {
+        _PAIRS[0]: line.flags[ParallelFlags].tensor_model_parallel_size > 1,
+        _PAIRS[1]: is_mixture(line.flags) and sizes_of_experts(line.flags)[0] > 1,
+    }
+    if not any(shares.values()) or line.flags[SliceSettings].num_seq_splits != 1:
+        return [apart]
+    joined = tuple(Edit(option) if own else left_out(option) for option, own in shares.items())
+    return [apart, joined]
+
+
 def _pipeline(line: Line) -> Sequence[Choice]:
     ranks, layers = _replicas(line, "pipeline"), line.flags[ShapeSettings].num_layers
     return [
@@ -164,7 +181,9 @@ def _schedule(line: Line) -> Sequence[Choice]:
         if known.takes_chunks:
             steps = range(known.chunks, _MOST_CHUNKS + 1, known.chunk_step)
             counts = [size for size in steps if _can_spread(layers, ranks * size)]
-            counts = [*counts[-1:], *counts[:1]]  # the least bubble, and the fewest messages
+            even = [size for size in counts if layers % (ranks * size) == 0]
+            # The least bubble that no larger stage costs more than, and the fewest messages.
+            counts = [*(even[-1:] or counts[-1:]), *counts[:1]]
         for chunks in dict.fromkeys(counts):
             if _can_spread(layers, ranks * chunks):
                 spread = layers % (ranks * chunks) != 0
@@ -199,6 +218,7 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
 
 _SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
 _DISPATCHER: Final = "--moe-token-dispatcher-type"
+_PAIRS: Final = ("--tp-comm-overlap", "--overlap-moe-expert-parallel-comm")
 _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
 _VOCABULARY: Final = "--vocab-parallel"
@@ -234,9 +254,10 @@ _GROUPS: Final = (
 )
 """Flags of each way to hold less; a way of which the user gives a flag is the user's."""
 
-LAST_RESORTS: Final = ("--main-grads-dtype", "--cpu-offload")
-"""Flags with a price that no prediction has: they round every sum of gradients, or rely on a
-bandwidth to the host that no GPU has measured. Of ways as near, one without them is taken."""
+LAST_RESORTS: Final = ("--main-grads-dtype", "--cpu-offload", *_PAIRS)
+"""Flags with a price that no prediction has: they round every sum of gradients, rely on a bandwidth
+to the host, or on turns of two passes that no GPU has measured. Of ways as near, one without them
+is taken."""
 
 
 def last_resorts(line: Line) -> int:
@@ -324,6 +345,7 @@ EXPERT_TENSOR: Final = _own(
     "ranks that share an expert", "shape", _expert_tensor, _SHARED_EXPERT
 )._replace(later=True)
 EXPERTS: Final = _own("expert ranks", "shape", _experts, "--expert-model-parallel-size")
+PAIRS: Final = _own("pairs of passes", "shape", _pairs, *_PAIRS)._replace(later=True)
 PIPELINE: Final = _own("pipeline ranks", "pipeline", _pipeline, "--pipeline-model-parallel-size")
 MICRO_BATCH: Final = _own("micro batch", "factor", _micro_batch, "--micro-batch-size")
 EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-comm-type")
@@ -357,6 +379,7 @@ LAYOUT: Final = (
     CONTEXT,
     EXPERT_TENSOR,
     EXPERTS,
+    PAIRS,
     PIPELINE,
     MICRO_BATCH,
     EXCHANGE,

@@ -24,13 +24,17 @@ from megatron.simulator.ways_folder import is_shown
 Level = Literal["bound", "unsearched", "estimate", "plan"]
 """Where the seconds and bytes of a run come from.
 
-bound: lower bounds, known without a plan. unsearched: a plan of few microbatches and many passes,
-in the order of its block. estimate: a plan of few microbatches. plan: the whole plan.
+bound: lower bounds, known without a plan; the time of F counts in pairs with B, if a run has pairs.
+unsearched: a plan of few microbatches with many passes or with pairs, in the order of its block.
+estimate: a plan of few microbatches. plan: the whole plan.
 """
 
 
 _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
+
+_MOST_PAIRED: Final = 2500
+"""Forwards of the largest plan of few microbatches that is made with pairs; it takes some 5 s."""
 
 
 class Known(NamedTuple):
@@ -98,7 +102,7 @@ class Runs:
         candidate = self.candidate(line)
         self._watch.did(BOUND)
         least = candidate.least_memory
-        found = Known("bound", candidate.least_time, least, least.fits(self.gpu))
+        found = Known("bound", candidate.time_in_pairs, least, least.fits(self.gpu))
         return self._learnt(line, found)
 
     def estimate(self, line: Line) -> Known:
@@ -118,7 +122,11 @@ class Runs:
 
     def _estimated(self, line: Line, *, plain: bool) -> Known:
         candidate = self.candidate(line)
-        unsearched = plain and (candidate.is_long or _has_many_slices(candidate))
+        if candidate.request.joined and _forwards(candidate.request) > _MOST_PAIRED:
+            raise ValueError(f"--tp-comm-overlap: pairs of more than {_MOST_PAIRED:,} forwards")
+        unsearched = plain and (
+            candidate.is_long or candidate.request.joined or _has_many_slices(candidate)
+        )
         if unsearched:
             candidate = replace(candidate, request=replace(candidate.request, shortened=False))
         few = candidate.of_few(self._watch.part(inf), quick=True)
@@ -146,9 +154,13 @@ class Runs:
 def _has_many_slices(candidate: Candidate) -> bool:
     """Return whether a plain estimate leaves slices in the order of their block."""
     request = candidate.request
+    return request.shortened and request.slices > 1 and _forwards(request) > _MANY_FORWARDS
+
+
+def _forwards(request: Request) -> int:
+    """Return the forwards of slices in a plan of few microbatches."""
     chunks = request.chunks or request.traits.chunks
-    forwards = planned_microbatches(request) * request.slices * request.ranks * chunks
-    return request.shortened and request.slices > 1 and forwards > _MANY_FORWARDS
+    return planned_microbatches(request) * request.slices * request.ranks * chunks
 
 
 class Promise(NamedTuple):

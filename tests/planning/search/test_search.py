@@ -20,6 +20,7 @@ from megatron.planning.search.dimensions import (
     EXPERTS,
     MEMORY,
     MICRO_BATCH,
+    PAIRS,
     PIPELINE,
     SCHEDULE,
     SLICES,
@@ -32,7 +33,7 @@ from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
-from megatron.run.edit import left_out, set_to
+from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.line import Line
 from megatron.run.parallelism import ParallelFlags
 from megatron.schedules.costs import Costs
@@ -243,6 +244,21 @@ def test_slices_are_taken_where_a_dry_run_of_each_number_says_so() -> None:
     assert found.taken.known.seconds <= min(fitting) / (1 - NEAR)
     assert by_hand[1].seconds > 1.1 * min(fitting)
     assert int(found.taken.line.given["--num-seq-splits"][0]) in (4, 8)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_pairs_are_taken_where_a_dry_run_of_both_says_so(ranks: int) -> None:
+    """Four tensor-parallel ranks wait for each other, and one rank waits for nobody."""
+    sizes = ("--tensor-model-parallel-size", str(ranks), "--sequence-parallel")
+    rest = ("--pipeline-model-parallel-size", "1", "--micro-batch-size", "1")
+    given = Line.of([*line().words, *sizes, *rest, "--pipeline-schedule", "1f1b"], ranks)
+    found = Search(H100, (PAIRS,)).run(given)
+    assert found.taken is not None
+    assert ("--tp-comm-overlap" in found.taken.line.given) == (ranks > 1)
+    runs, joined = Runs(H100), given.edited((Edit("--tp-comm-overlap"),))
+    apart, pairs = (runs.plan(one)[0].seconds for one in (given, joined))
+    assert found.taken.known.seconds == pytest.approx(min(apart, pairs))
+    assert (pairs < 0.97 * apart) == (ranks > 1)
 
 
 def test_no_slices_go_through_a_ring() -> None:

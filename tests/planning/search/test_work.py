@@ -155,7 +155,7 @@ def test_estimates_that_are_left_are_made_if_no_whole_plan_fits() -> None:
     def made(larger: str) -> int:
         whole = "--recompute-granularity", "full", "--recompute-method", "uniform"
         rest = ["--vocab-parallel", "vocab-2", "--context-parallel-size", "1"]
-        asked = line(64, *whole, *rest, "--num-seq-splits", "1")
+        asked = line(64, *whole, *rest, "--num-seq-splits", "1", "--tp-comm-overlap")
         runs = InventedRuns(larger=larger, microbatches=8)
         found = Search(H100, DIMENSIONS, 24, runs=runs).run(asked)
         assert (found.taken is None) == bool(larger)
