@@ -17,6 +17,7 @@ from megatron.run.edit import Choice, Edit, left_out, set_to
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture
 from megatron.run.line import Line
+from megatron.run.pairs import pairs_of
 from megatron.run.parallelism import DEFAULT_TREATMENT, ParallelFlags
 from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
@@ -115,10 +116,7 @@ def _dispatcher(line: Line) -> Sequence[Choice]:
 
 
 def _pairs(line: Line) -> Sequence[Choice]:
-    """Return passes one after the other, and pairs where ranks share layers or experts.
-
-    Slices make no pairs.
-    """
+    """Return passes one after the other, and pairs where ranks share layers or experts."""
     apart: Choice = tuple(map(left_out, _PAIRS))
     shares = {
         _PAIRS[0]: line.flags[ParallelFlags].tensor_model_parallel_size > 1,
@@ -157,10 +155,15 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
 
 
 def _slices(line: Line) -> Sequence[Choice]:
-    """Return whole microbatches, and beside stages the slices that go with the line's exchange."""
+    """Return whole microbatches, and beside stages the slices that go with the line's exchange.
+
+    No schedule joins the passes of slices, so beside pairs microbatches are whole.
+    """
     own, tokens = line.flags[ParallelFlags], line.flags[ShapeSettings].seq_length
     whole: Choice = (left_out(_SPLITS), left_out(_STRATEGY))
     if own.pipeline_model_parallel_size == 1:  # no rank idles, and slices hold more
+        return [whole]
+    if pairs_of(line.flags).joins:
         return [whole]
     most = tokens // own.context_parallel_size // _LEAST_TOKENS
     cut = [way.edits for way in WAYS_TO_CUT.choices(line.flags)[1:]]

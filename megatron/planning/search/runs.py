@@ -8,6 +8,7 @@ from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
+from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
 from megatron.run.parallelism import ParallelFlags, number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
@@ -34,7 +35,8 @@ _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
 
 _MOST_PAIRED: Final = 2500
-"""Forwards of the largest plan of few microbatches that is made with pairs; it takes some 5 s."""
+"""Forwards of the largest plan of few microbatches with pairs that the search itself has chosen.
+Such a plan takes about 5 s."""
 
 
 class Known(NamedTuple):
@@ -122,8 +124,11 @@ class Runs:
 
     def _estimated(self, line: Line, *, plain: bool) -> Known:
         candidate = self.candidate(line)
-        if candidate.request.joined and _forwards(candidate.request) > _MOST_PAIRED:
-            raise ValueError(f"--tp-comm-overlap: pairs of more than {_MOST_PAIRED:,} forwards")
+        if has_chosen_pairs(line) and _forwards(candidate.request) > _MOST_PAIRED:
+            raise ValueError(
+                f"pairs of passes are tried in plans of at most {_MOST_PAIRED:,} forwards; give "
+                f"{' or '.join(PAIRS.options)} to have them planned in any case"
+            )
         unsearched = plain and (
             candidate.is_long or candidate.request.joined or _has_many_slices(candidate)
         )
@@ -155,6 +160,11 @@ def _has_many_slices(candidate: Candidate) -> bool:
     """Return whether a plain estimate leaves slices in the order of their block."""
     request = candidate.request
     return request.shortened and request.slices > 1 and _forwards(request) > _MANY_FORWARDS
+
+
+def has_chosen_pairs(line: Line) -> bool:
+    """Return whether the search, and not the user, asks for pairs of passes."""
+    return any(edit.option in PAIRS.options and edit.values is not None for edit in line.edits)
 
 
 def _forwards(request: Request) -> int:

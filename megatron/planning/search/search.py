@@ -100,7 +100,7 @@ class Search:
         self._look(line, coarse, rough, [*best_first(early), *early[:_BEGIN]], _LEAST)
         self._settle(line, rough)
         if more := self._later(line, coarse, rough):
-            self._shift(line, coarse)
+            self._vary_later(line, coarse)
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
             self._settle(line, more)
         self._check_found()
@@ -119,7 +119,7 @@ class Search:
         coarse, rough = self._ranked(line)
         self._look(line, coarse, rough, (), _LEAST)
         if not self._watch.is_over and (more := self._later(line, coarse, rough)):
-            self._shift(line, coarse)
+            self._vary_later(line, coarse)
             self._look(line, coarse, more, ())
         self._check_found()
         while not self._watch.is_over:
@@ -186,7 +186,7 @@ class Search:
             self._look_at_smallest(line, rough)
         self._vary(line, coarse)
 
-    def _shift(self, line: Line, coarse: Coarse) -> None:
+    def _vary_later(self, line: Line, coarse: Coarse) -> None:
         """Look at the best runs with another choice in one later dimension."""
         for way in self._fitting()[:_BEGIN]:
             shifted = coarse.shifted(way.choices)

@@ -108,11 +108,11 @@ class _Stretch:
         )
 
     def _in_step(self, stage: int, least: float) -> Iterator[float]:
-        """Yield the times from ``least`` on at which an F may start.
+        """Return the times from ``least`` on at which an F may start, without an end.
 
-        Each is as far from the first F of the rank as in the block, modulo interval. Only groups
-        need that: barriers delay backwards by whole intervals, into the pairs of another chunk's
-        group. Then these pairs have to begin in the same step.
+        Each time is as far from the first F of the rank as in the block, modulo interval. Only
+        groups need this distance: barriers delay backwards by whole intervals, into the pairs of
+        another chunk's group. Then these pairs have to begin in the same step.
         """
         rank, _ = self._block.stages[stage]
         if not self._block.group or not self._rows[rank]:

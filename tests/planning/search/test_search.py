@@ -29,7 +29,7 @@ from megatron.planning.search.dimensions import (
     VOCABULARY,
     last_resorts,
 )
-from megatron.planning.search.runs import Runs, promise_of
+from megatron.planning.search.runs import Runs, has_chosen_pairs, promise_of
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
@@ -447,3 +447,23 @@ def test_edits_of_a_dimension_stay_within_its_flags() -> None:
         for choice in dimension.choices(placed):
             assert {edit.option for edit in choice} <= set(dimension.options)
     assert left_out("--vocab-recompute").words == ()
+
+
+def test_no_slices_are_tried_beside_pairs() -> None:
+    """No schedule joins the passes of slices: one of the two flags would change nothing."""
+    shared = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+    given = Line.of([*LONG, *shared, "--pipeline-model-parallel-size", "2"], 4)
+    joined = given.edited((Edit("--tp-comm-overlap"),))
+    assert len(SLICES.choices(given)) > len(SLICES.choices(joined)) == 1
+
+
+def test_large_plans_with_pairs_are_the_users_alone() -> None:
+    """The search passes over pairs that take long to plan, and never over the user's own."""
+    shared = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+    sizes = ("--pipeline-model-parallel-size", "16", "--num-layers", "128")
+    rest = ("--micro-batch-size", "1", "--global-batch-size", "512")
+    chunks = ("--num-virtual-stages-per-pipeline-rank", "8")
+    words = [*line().words, *shared, *sizes, *rest, "--pipeline-schedule", "interleaved", *chunks]
+    with pytest.raises(ValueError, match="give --tp-comm-overlap"):
+        Runs(H100).estimate(Line.of(words, 32).edited((Edit("--tp-comm-overlap"),)))
+    assert not has_chosen_pairs(Line.of([*words, "--tp-comm-overlap"], 32))
