@@ -115,7 +115,14 @@ class SharedTokens(TensorParallel):
         self.rank, self.size = axis.rank, axis.size
         self._axis = axis
         self._lane = lane
-        self._on_lane = self if axis.turns is None else type(self)(replace(axis, turns=None), lane)
+        # None stands for self: a cycle would keep the process group until the interpreter's end,
+        # where PyTorch's destructors abort.
+        self._aside = None if axis.turns is None else type(self)(replace(axis, turns=None), lane)
+
+    @property
+    def _on_lane(self) -> "SharedTokens":
+        """The same ranks for work on the lane, which takes no turns."""
+        return self._aside or self
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-reduce."""

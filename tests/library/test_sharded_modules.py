@@ -1,7 +1,9 @@
 """The vocabulary layers as modules, against the whole matrix and PyTorch's own functions."""
 
 import copy
+import gc
 import re
+import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -203,6 +205,27 @@ def test_any_group_will_do(ranks: RankPool) -> None:
     for rank, loss in enumerate(found):
         losses = expected_losses(x, whole * (1 + rank % 2), targets)
         assert loss == pytest.approx(float(losses.sum() / (targets != IGNORED).sum()), abs=1e-12)
+
+
+def kept_by_a_cycle(rank: int, world_size: int, split: bool) -> bool:
+    """Whether the ranks of a head outlive it, after a forward and a backward."""
+    x, weight, targets, _ = draw()
+    head = VocabParallelHead(H, V, sequence_parallel=split, dtype=torch.float64)
+    head.load_whole(weight)
+    own = own_part(x, rank, world_size, split).requires_grad_()
+    gc.disable()
+    try:
+        head(own, own_part(targets, rank, world_size, split)).backward()
+        known = weakref.ref(head._sharded.ranks)
+        del head
+        return known() is not None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_process_group_goes_with_the_last_layer(split: bool, ranks: RankPool) -> None:
+    assert ranks.run(kept_by_a_cycle, 2, split=split) == [False, False]
 
 
 def first_rows(rank: int, world_size: int) -> tuple[list[float], list[float], list[float]]:
