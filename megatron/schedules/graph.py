@@ -79,6 +79,7 @@ class Graph:
             for item, feeds in zip(self.passes, self.feeds, strict=True)
         ]
         self.previous = self._in_order_of_units(plan.slices)
+        self._pair_times: dict[tuple[int, int], float] = {}
         self.followed_by: dict[int, int] = {}
         self.waits_after: dict[int, int] = {}
         if plan.treatment.synchronous:
@@ -148,11 +149,14 @@ class Graph:
 
     def pair_time(self, one: int, other: int) -> float:
         """Return the duration of a pair of two passes, given by their numbers in a microbatch."""
-        first, second = (
-            InTurns(self.times[number], self.waits[number], self.journeys[number])
-            for number in (one, other)
-        )
-        return joined_time(first, second)
+        known = self._pair_times.get((one, other))
+        if known is None:
+            first, second = (
+                InTurns(self.times[number], self.waits[number], self.journeys[number])
+                for number in (one, other)
+            )
+            known = self._pair_times[one, other] = joined_time(first, second)
+        return known
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
         """Return the passes that have these numbers: the inverse of ``row``."""

@@ -159,7 +159,12 @@ class Walk:
     def can_run(self, rank: int, item: int) -> bool:
         """Return whether ``item`` could be the next pass of ``rank``."""
         number, microbatch = divmod(item, self._graph.microbatches)
-        return self._earliest_start(rank, number, microbatch, 0.0) is not None
+        comm_needs, own_needs, _ = self._needs[number]
+        comms = [base + microbatch for base, _ in comm_needs]
+        comms += [comm for comm, _ in self._blocking(rank)]
+        return not any(self._missing[comm] for comm in comms) and all(
+            self._done[base + microbatch] for base in own_needs
+        )
 
     def advance(self, rank: int) -> list[int]:
         """Let ``rank`` go on until it must wait; return the ranks that can go on afterwards."""
@@ -203,73 +208,59 @@ class Walk:
 
     def _by_steps(self, rank: int) -> list[int]:
         """Do as ``advance`` where passes are in pairs, or wait for communication after them."""
-        ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
-        m, times = self._graph.microbatches, self._graph.times
+        ends, row, starts, pairs = (
+            self.ends[rank],
+            self._rows[rank],
+            self.starts[rank],
+            self._pairs[rank],
+        )
+        m, done, missing, latest = self._graph.microbatches, self._done, self._missing, self.latest
+        needs, feeds, complete = self._needs, self._graph.feeds, self.complete
         woken: list[int] = []
         now = ends[-1] if ends else 0.0
         while (at := len(ends)) < len(row):
-            item = row[at]
-            number, microbatch = divmod(item, m)
-            start = self._earliest_start(rank, number, microbatch, now)
-            if start is None:
-                break
-            now = start + times[number]
-            step = row[at : at + 1 + (item in pairs)]
+            start, time = now, 0.0
+            for comm, taken in self._blocking(rank) if self._graph.waits_after else ():
+                if missing[comm]:
+                    self._sleepers.setdefault(comm, []).append(rank)
+                    return woken
+                start = max(start, latest[comm] + taken)
+            step = [divmod(item, m) for item in row[at : at + 1 + (row[at] in pairs)]]
+            for number, microbatch in step:
+                comm_needs, own_needs, time = needs[number]
+                for base, taken in comm_needs:
+                    comm = base + microbatch
+                    if missing[comm]:
+                        self._sleepers.setdefault(comm, []).append(rank)
+                        return woken
+                    arrival = latest[comm] + taken
+                    if arrival > start:
+                        start = arrival
+                for base in own_needs:
+                    if not done[base + microbatch]:
+                        return woken  # the need stands later in the row or nowhere: stuck for good
             if len(step) > 1:
-                other, its_microbatch = divmod(step[1], m)
-                start = self._earliest_start(rank, other, its_microbatch, start)
-                if start is None:
-                    break
-                now = start + self._graph.pair_time(number, other)
-            for each in step:
-                woken.extend(self._ended(rank, each, start, now))
+                time = self._graph.pair_time(step[0][0], step[1][0])
+            now = start + time
+            for number, microbatch in step:
+                starts.append(start)
+                ends.append(now)
+                done[number * m + microbatch] = 1
+                for fed in feeds[number]:
+                    comm = fed * m + microbatch
+                    if latest[comm] < now:
+                        latest[comm] = now
+                    missing[comm] -= 1
+                    if not missing[comm]:
+                        complete.append(comm)
+                        woken += self._sleepers.pop(comm, ())
         return woken
 
-    def _ended(self, rank: int, item: int, start: float, end: float) -> list[int]:
-        """Note a pass with its times; return the ranks that can go on afterwards."""
-        number, microbatch = divmod(item, self._graph.microbatches)
-        self.starts[rank].append(start)
-        self.ends[rank].append(end)
-        self._done[item] = 1
-        missing, latest = self._missing, self.latest
-        woken: list[int] = []
-        for fed in self._graph.feeds[number]:
-            comm = fed * self._graph.microbatches + microbatch
-            if latest[comm] < end:
-                latest[comm] = end
-            missing[comm] -= 1
-            if not missing[comm]:
-                self.complete.append(comm)
-                woken.extend(self._sleepers.pop(comm, ()))
-        return woken
-
-    def _earliest_start(self, rank: int, number: int, microbatch: int, free: float) -> float | None:
-        graph, m = self._graph, self._graph.microbatches
-        missing, latest, times = self._missing, self.latest, graph.comm_times
-        start = free
-        for need in graph.comm_needs[number]:
-            comm = need * m + microbatch
-            if missing[comm]:
-                self._sleepers.setdefault(comm, []).append(rank)
-                return None
-            arrival = latest[comm] + times[need]
-            if arrival > start:
-                start = arrival
-        for comm in self._blocking(rank) if graph.waits_after else ():
-            if missing[comm]:
-                self._sleepers.setdefault(comm, []).append(rank)
-                return None
-            start = max(start, latest[comm] + times[comm // m])
-        for own in graph.own_needs[number]:
-            if not self._done[own * m + microbatch]:
-                return None  # the need stands later in the row or nowhere: stuck for good
-        return start
-
-    def _blocking(self, rank: int) -> list[int]:
-        """Return the communication that ``rank`` waits for right after its last pass, if any."""
+    def _blocking(self, rank: int) -> list[tuple[int, float]]:
+        """Return what ``rank`` waits for right after its last pass, if anything, with its time."""
         if not self.ends[rank]:
             return []
         m = self._graph.microbatches
         number, microbatch = divmod(self._rows[rank][len(self.ends[rank]) - 1], m)
         comm = self._graph.waits_after.get(number)
-        return [] if comm is None else [comm * m + microbatch]
+        return [] if comm is None else [(comm * m + microbatch, self._graph.comm_times[comm])]
