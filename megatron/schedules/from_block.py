@@ -38,11 +38,14 @@ STRETCHED: Final = 1.0
 SEARCHED_WHOLE: Final = 25_000
 """A plan of more passes is searched with fewer microbatches, and then lengthened."""
 
+JOINED_WHOLE: Final = 5_000
+"""As ``SEARCHED_WHOLE``, for plans with pairs: they are walked once for each kind of pair."""
+
 _CACHED: Final = 64
 """Blocks, and plans of one microbatch, that are kept: a run asks for the same several times."""
 
 
-class _Sought(NamedTuple):
+class Sought(NamedTuple):
     """The plan that a search looks for.
 
     Attributes:
@@ -124,6 +127,16 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
     yield from orders_of_block(request, stretched)
 
 
+def sought_for_pairs(request: Request, schedule: Schedule) -> Sought:
+    """Return the plan to which pairs are given: one of all microbatches, or a shorter one.
+
+    A stretched block lives longer than the schedule's own, and pairs of a kind that shorten the
+    steady state may lengthen the rest. So the shorter plan has twice as many microbatches for
+    warm-up and cool-down as other shorter plans, and twice as many for the steady state.
+    """
+    return _sought(request, _treated_block(request, schedule), whole=JOINED_WHOLE, room=2)
+
+
 @lru_cache(_CACHED)
 def one_microbatch(request: Request, schedule: Schedule) -> Plan:
     """Return the plan of a schedule for one microbatch.
@@ -133,7 +146,9 @@ def one_microbatch(request: Request, schedule: Schedule) -> Plan:
     return _recomputing(request, unroll(_plain_block(request, schedule), 1))
 
 
-def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
+def _sought(
+    request: Request, block: Block, held: int = 0, *, whole: int = SEARCHED_WHOLE, room: int = 1
+) -> Sought:
     """Return the plan to search: one of all microbatches, or a shorter one if they are many.
 
     The shorter plan has enough microbatches for a warm-up and a cool-down, which together take as
@@ -144,10 +159,12 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
         request: the wanted plan.
         block: the block from which the search starts.
         held: microbatches that a rank may hold, if it may hold more than in the block.
+        whole: passes of the largest plan that is not made shorter.
+        room: how many times as many microbatches as needed a shorter plan has.
     """
     m, n = request.microbatches, request.slices
-    if m * n * sum(map(len, block.rows)) <= SEARCHED_WHOLE:
-        return _Sought(m)
+    if m * n * sum(map(len, block.rows)) <= whole:
+        return Sought(m)
     slots = [slot for row in block.rows for slot in row]
     lifetime = max(slot.end for slot in slots) - min(slot.start for slot in slots)
     units = max(block.group, 1)
@@ -157,11 +174,12 @@ def _sought(request: Request, block: Block, held: int = 0) -> _Sought:
     step = max(periods)
     steady = 2 * group if block.group else max(step, ceil(request.ranks / n))
     # Windows are repeated whole, so the missing microbatches must be a multiple of each period.
-    short = ends + steady + (m - ends - steady) % step
-    return _Sought(short, Target(m, periods)) if 2 * short <= m else _Sought(m)
+    needed = room * (ends + steady)
+    short = needed + (m - needed) % step
+    return Sought(short, Target(m, periods)) if 2 * short <= m else Sought(m)
 
 
-def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], Plan]) -> Plan:
+def _lengthened(request: Request, sought: Sought, search: Callable[[Sought], Plan]) -> Plan:
     """Return the plan that ``search`` finds, with all microbatches of the request.
 
     A plan without a steady state that can be repeated is searched as a whole.
@@ -170,7 +188,7 @@ def _lengthened(request: Request, sought: _Sought, search: Callable[[_Sought], P
     if sought.target is None:
         return plan
     longer = lengthened(plan, request.costs, sought.target)
-    return search(_Sought(request.microbatches)) if longer is None else longer
+    return search(Sought(request.microbatches)) if longer is None else longer
 
 
 def promised(request: Request, schedule: Schedule) -> float:
@@ -194,7 +212,7 @@ def _room(request: Request, schedule: Schedule) -> float:
 
 
 def _searched(
-    request: Request, schedule: Schedule, sought: _Sought, watch: Watch, followed: bool = False
+    request: Request, schedule: Schedule, sought: Sought, watch: Watch, followed: bool = False
 ) -> Plan:
     """Return the best plan found of a schedule that has a block.
 
@@ -233,7 +251,7 @@ def _without_vocabulary(request: Request) -> Request:
     return replace(request, vocabulary="none", memory_limit=limit)
 
 
-def _searched_within(request: Request, limit: float, sought: _Sought, watch: Watch) -> Plan:
+def _searched_within(request: Request, limit: float, sought: Sought, watch: Watch) -> Plan:
     """Return the best plan found within a memory limit."""
     schedules = [SCHEDULES[name] for name in ("zb-h2", "zb-h1")]
     plans = [_unrolled(request, schedule, sought.microbatches) for schedule in schedules]

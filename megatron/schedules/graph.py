@@ -8,6 +8,7 @@ walks a plan of many microbatches works with whole numbers: pass ``n`` of microb
 
 from collections.abc import Iterable
 from copy import copy
+from dataclasses import replace
 from itertools import product
 
 from megatron.schedules.costs import Costs, InTurns, joined_time
@@ -163,6 +164,15 @@ class Graph:
         m, passes = self.microbatches, self.passes
         made = ((passes[number], i) for number, i in (divmod(item, m) for item in row))
         return tuple(Pass(first.kind, i, first.chunk, first.slice) for first, i in made)
+
+    def with_rows(
+        self, plan: Plan, rows: Iterable[Iterable[int]], pairs: Iterable[Iterable[int]] = ()
+    ) -> Plan:
+        """Return ``plan`` with other rows, and with the pairs whose first passes are given."""
+        firsts = (
+            (rank, item) for rank, own in enumerate(pairs) for item in self.plan_row(sorted(own))
+        )
+        return replace(plan, rows=tuple(map(self.plan_row, rows)), pairs=frozenset(firsts))
 
 
 def _key(rank: int, item: Pass) -> tuple[int, PassKind, int, int]:

@@ -15,6 +15,7 @@ from megatron.schedules.from_block import (
     plan_from_block,
     plan_within,
     promised,
+    sought_for_pairs,
     stretched_plans,
 )
 from megatron.schedules.held import in_flight
@@ -24,6 +25,7 @@ from megatron.schedules.plan_file import load_plan
 from megatron.schedules.request import Request
 from megatron.schedules.search.bound import least_time
 from megatron.schedules.search.fastest import fastest
+from megatron.schedules.search.lengthen import lengthened
 from megatron.schedules.search.optimal import Optimum, optimal
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.timing import earliest_end
@@ -163,34 +165,58 @@ def _found(request: Request, watch: Watch) -> Found:
 
 
 def _found_joined(request: Request, watch: Watch) -> Found:
-    """Return the plan with pairs, or the plan without pairs if pairs make it longer.
+    """Return the plan with pairs, or the plan without pairs if pairs make it longer."""
+    hidden = replace(request, costs=request.costs.without_waits())
+    if request.schedule not in SCHEDULES:
+        found = _found(hidden, watch)
+        costs = request.costs
+        if request.traits.compares:
+            costs = costs.per_chunk(found.plan.chunks)
+        if found.schedule not in SCHEDULES:
+            plan = joined(found.plan, costs, joins_all=request.joins_all)
+            plain = _found(request, watch)
+            is_shorter = earliest_end(plan, costs) <= earliest_end(plain.plan, costs)
+            return found._replace(plan=plan, bound=None) if plan.pairs and is_shorter else plain
+        request = replace(request, schedule=found.schedule, costs=costs)
+    schedule, costs = SCHEDULES[request.schedule], request.costs
+    plans = _lengthened_with_pairs(request, watch) or _with_pairs(request, watch)
+    best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
+    if best.pairs:
+        least = least_time(one_microbatch(request, schedule), costs, request.microbatches)
+        if earliest_end(best, costs) <= least:
+            return Found(best, request.schedule)  # no plan without pairs is shorter
+    plain = _found(request, watch)
+    if not best.pairs or earliest_end(plain.plan, costs) < earliest_end(best, costs):
+        return plain
+    return Found(best, request.schedule)
+
+
+def _lengthened_with_pairs(request: Request, watch: Watch) -> list[Plan]:
+    """Return plans with pairs whose pairs were chosen for fewer microbatches; maybe none."""
+    sought = sought_for_pairs(request, SCHEDULES[request.schedule])
+    if sought.target is None:
+        return []
+    few = replace(request, microbatches=sought.microbatches)
+    longer = (lengthened(plan, request.costs, sought.target) for plan in _with_pairs(few, watch))
+    return [plan for plan in longer if plan is not None]
+
+
+def _with_pairs(request: Request, watch: Watch) -> list[Plan]:
+    """Return plans of a schedule with a block, with all pairs that do not lengthen them.
 
     The search places passes as if all waits were hidden, because most passes of a plan with pairs
     are in one. It may part passes that the block has side by side, so the order of the block is
-    tried too, and then the block stretched for pairs (``blocks.for_pairs``). Of plans that end at
-    the same time, the one that holds least is taken.
+    tried too, and then the block stretched for pairs (``blocks.for_pairs``).
     """
+    schedule, kept = SCHEDULES[request.schedule], request.traits.kept
     hidden = replace(request, costs=request.costs.without_waits())
-    found = _found(hidden, watch)
-    costs, tried, alone = request.costs, [found.plan], request
-    if request.traits.compares:
-        costs = costs.per_chunk(found.plan.chunks)
-    limit = max(in_flight(found.plan, request.traits.kept))
-    if found.schedule in SCHEDULES:
-        alone, schedule = replace(request, schedule=found.schedule, costs=costs), found.schedule
-        tried.extend(orders_of_block(alone, SCHEDULES[schedule]))
-        tried = [plan for plan in tried if max(in_flight(plan, request.traits.kept)) <= limit]
-        tried.extend(stretched_plans(alone, SCHEDULES[schedule], watch))
-    plans = [joined(plan, costs, joins_all=request.joins_all) for plan in tried]
-    best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
-    if found.schedule in SCHEDULES and best.pairs:
-        one = one_microbatch(alone, SCHEDULES[found.schedule])
-        if earliest_end(best, costs) <= least_time(one, costs, request.microbatches):
-            return found._replace(plan=best, bound=None)  # no plan without pairs is shorter
-    plain = _found(alone, watch)
-    if not best.pairs or earliest_end(plain.plan, costs) < earliest_end(best, costs):
-        return plain
-    return found._replace(plan=best, bound=None)
+    searched = plan_from_block(hidden, schedule, watch)
+    limit = max(in_flight(searched, kept))
+    orders = orders_of_block(request, schedule)
+    tried = [searched, *(plan for plan in orders if max(in_flight(plan, kept)) <= limit)]
+    tried.extend(stretched_plans(request, schedule, watch))
+    apart = dict.fromkeys(tried)  # the search often leaves a block's order as it is
+    return [joined(plan, request.costs, joins_all=request.joins_all) for plan in apart]
 
 
 def _optimum(request: Request, watch: Watch) -> Optimum:

@@ -12,7 +12,6 @@ when the pair ends. A plan whose neighbours wait for each result at once would b
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -96,7 +95,7 @@ def joined(plan: Plan, costs: Costs = UNIT_COSTS, *, joins_all: bool = False) ->
         tried = _with_pairs(graph, rows, places, {*kept, kind})
         if tried.end > end * (1 + _ROUNDING):
             continue
-        made = tried.plan(plan, graph)
+        made = graph.with_rows(plan, tried.rows, tried.pairs)
         if all(
             level <= most
             for now, before in zip(_held(made), held, strict=True)
@@ -187,15 +186,6 @@ class _Tried(NamedTuple):
     rows: Sequence[Sequence[int]]
     pairs: Sequence[Collection[int]]
     end: float
-
-    def plan(self, plan: Plan, graph: Graph) -> Plan:
-        """Return the rows as a plan; ``plan`` is the plan without pairs."""
-        pairs = (
-            (rank, item)
-            for rank, own in enumerate(self.pairs)
-            for item in graph.plan_row(sorted(own))
-        )
-        return replace(plan, rows=tuple(map(graph.plan_row, self.rows)), pairs=frozenset(pairs))
 
 
 def _with_pairs(

@@ -208,53 +208,65 @@ class Walk:
 
     def _by_steps(self, rank: int) -> list[int]:
         """Do as ``advance`` where passes are in pairs, or wait for communication after them."""
-        ends, row, starts, pairs = (
-            self.ends[rank],
-            self._rows[rank],
-            self.starts[rank],
-            self._pairs[rank],
-        )
-        m, done, missing, latest = self._graph.microbatches, self._done, self._missing, self.latest
-        needs, feeds, complete = self._needs, self._graph.feeds, self.complete
+        ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
+        m, graph, needs = self._graph.microbatches, self._graph, self._needs
         woken: list[int] = []
-        now = ends[-1] if ends else 0.0
         while (at := len(ends)) < len(row):
-            start, time = now, 0.0
-            for comm, taken in self._blocking(rank) if self._graph.waits_after else ():
+            step = [divmod(item, m) for item in row[at : at + 1 + (row[at] in pairs)]]
+            start = self._earliest_start(rank, step)
+            if start is None:
+                break
+            first = step[0][0]
+            time = needs[first][2] if len(step) == 1 else graph.pair_time(first, step[1][0])
+            self._note(rank, step, start, start + time, woken)
+        return woken
+
+    def _earliest_start(self, rank: int, step: Sequence[tuple[int, int]]) -> float | None:
+        """Return when the next passes of ``rank`` can start, or ``None`` if it must wait."""
+        missing, latest, done = self._missing, self.latest, self._done
+        start = self.ends[rank][-1] if self.ends[rank] else 0.0
+        for comm, taken in self._blocking(rank) if self._graph.waits_after else ():
+            if missing[comm]:
+                self._sleepers.setdefault(comm, []).append(rank)
+                return None
+            start = max(start, latest[comm] + taken)
+        for number, microbatch in step:
+            comm_needs, own_needs, _ = self._needs[number]
+            for base, taken in comm_needs:
+                comm = base + microbatch
                 if missing[comm]:
                     self._sleepers.setdefault(comm, []).append(rank)
-                    return woken
-                start = max(start, latest[comm] + taken)
-            step = [divmod(item, m) for item in row[at : at + 1 + (row[at] in pairs)]]
-            for number, microbatch in step:
-                comm_needs, own_needs, time = needs[number]
-                for base, taken in comm_needs:
-                    comm = base + microbatch
-                    if missing[comm]:
-                        self._sleepers.setdefault(comm, []).append(rank)
-                        return woken
-                    arrival = latest[comm] + taken
-                    if arrival > start:
-                        start = arrival
-                for base in own_needs:
-                    if not done[base + microbatch]:
-                        return woken  # the need stands later in the row or nowhere: stuck for good
-            if len(step) > 1:
-                time = self._graph.pair_time(step[0][0], step[1][0])
-            now = start + time
-            for number, microbatch in step:
-                starts.append(start)
-                ends.append(now)
-                done[number * m + microbatch] = 1
-                for fed in feeds[number]:
-                    comm = fed * m + microbatch
-                    if latest[comm] < now:
-                        latest[comm] = now
-                    missing[comm] -= 1
-                    if not missing[comm]:
-                        complete.append(comm)
-                        woken += self._sleepers.pop(comm, ())
-        return woken
+                    return None
+                arrival = latest[comm] + taken
+                if arrival > start:
+                    start = arrival
+            for base in own_needs:
+                if not done[base + microbatch]:
+                    return None  # the need stands later in the row or nowhere: stuck for good
+        return start
+
+    def _note(
+        self,
+        rank: int,
+        step: Sequence[tuple[int, int]],
+        start: float,
+        end: float,
+        woken: list[int],
+    ) -> None:
+        """Note passes with their times; add the ranks that can go on afterwards to ``woken``."""
+        m, missing, latest = self._graph.microbatches, self._missing, self.latest
+        for number, microbatch in step:
+            self.starts[rank].append(start)
+            self.ends[rank].append(end)
+            self._done[number * m + microbatch] = 1
+            for fed in self._graph.feeds[number]:
+                comm = fed * m + microbatch
+                if latest[comm] < end:
+                    latest[comm] = end
+                missing[comm] -= 1
+                if not missing[comm]:
+                    self.complete.append(comm)
+                    woken += self._sleepers.pop(comm, ())
 
     def _blocking(self, rank: int) -> list[tuple[int, float]]:
         """Return what ``rank`` waits for right after its last pass, if anything, with its time."""

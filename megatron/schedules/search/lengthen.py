@@ -17,7 +17,7 @@ with a few copies, whose times show how long each further copy takes.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
@@ -60,6 +60,18 @@ class Window(NamedTuple):
     ends: tuple[int, ...]
 
 
+class _Repeated(NamedTuple):
+    """Rows with copies of a window.
+
+    Attributes:
+        rows: for every rank the numbers of its passes.
+        pairs: for every rank the first passes of its pairs; empty: there are none.
+    """
+
+    rows: Rows
+    pairs: Sequence[Collection[int]]
+
+
 class Target(NamedTuple):
     """The size to which a short plan is lengthened.
 
@@ -79,9 +91,13 @@ class Lengthening:
         work: time that the busiest rank works in a lengthened plan: no lengthened plan is shorter.
     """
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        """Take the numbered passes of the short plans, and the target of the lengthening."""
+    def __init__(self, graph: Graph, target: Target, pairs: Sequence[Collection[int]] = ()) -> None:
+        """Take the numbered passes of the short plans, and the target of the lengthening.
+
+        ``pairs`` are for every rank the first passes of its pairs; empty: there are none.
+        """
         self._graph = graph
+        self._pairs = pairs
         self._lacking = target.microbatches - graph.microbatches
         self._periods = [p for p in target.periods if self._lacking % p == 0]
         self._loose = {n for n, item in enumerate(graph.passes) if item.kind in _LOOSE}
@@ -102,7 +118,7 @@ class Lengthening:
         """
         return self._best(rows, starts, span)[0]
 
-    def rows(self, rows: Rows, starts: Sequence[Sequence[float]], span: float) -> Rows | None:
+    def rows(self, rows: Rows, starts: Sequence[Sequence[float]], span: float) -> _Repeated | None:
         """Return the lengthened rows, or ``None`` if no window can be repeated; see ``span``."""
         _, window = self._best(rows, starts, span)
         if window is None:
@@ -133,14 +149,14 @@ class Lengthening:
         repeated = self._repeated(rows, window, copies)
         run = walk(
             self._graph.with_microbatches(self._graph.microbatches + copies * window.microbatches),
-            repeated,
+            *repeated,
         )
         if run.stuck:
             return inf
         span = longest_span(map(working, run.starts, run.ends))
         longest = max(
             self._last_copy(window, copies, *rank)
-            for rank in zip(rows, window.begins, repeated, run.starts, strict=True)
+            for rank in zip(rows, window.begins, repeated.rows, run.starts, strict=True)
         )
         return span + (wanted - copies) * longest
 
@@ -167,7 +183,10 @@ class Lengthening:
 
     def _windows(self, rows: Rows, starts: Sequence[Sequence[float]]) -> list[Window]:
         """Return the windows that take the least time per microbatch in the short plan."""
-        ranks = [_Rank(self._graph, self._loose, *row) for row in zip(rows, starts, strict=True)]
+        pairs = self._pairs or [()] * len(rows)
+        ranks = [
+            _Rank(self._graph, self._loose, *row) for row in zip(rows, starts, pairs, strict=True)
+        ]
         busiest = ranks[self._busiest].starts
         windows = {
             _window_at(ranks, busiest[int(cut * len(busiest))], period): None
@@ -185,25 +204,35 @@ class Lengthening:
 
         return sorted((window for window in windows if window is not None), key=pace)[:_JUDGED]
 
-    def _repeated(self, rows: Rows, window: Window, copies: int) -> Rows:
+    def _repeated(self, rows: Rows, window: Window, copies: int) -> _Repeated:
         """Return rows with ``copies`` more of the window and all microbatches numbered anew."""
-        m = self._graph.microbatches
-        longer = m + copies * window.microbatches
+        longer = self._graph.microbatches + copies * window.microbatches
         followers = set(self._graph.followed_by.values())
-        found = []
-        for rank, (row, begin, end) in enumerate(
-            zip(rows, window.begins, window.ends, strict=True)
-        ):
-            word = [item // m for item in row]
+        found, pairs = [], []
+        for rank, (begin, end) in enumerate(zip(window.begins, window.ends, strict=True)):
+            word = self._word(rank, rows[rank])
             loose = [n for n in sorted(self._loose) if self._graph.ranks[n] == rank]
             middle = _copied(word[begin:end], loose, window.microbatches, copies, followers)
             following = Counter[int]()
-            numbered = []
-            for number in (*word[:begin], *middle, *word[end:]):
-                numbered.append(number * longer + following[number])
+            numbered, firsts = [], set[int]()
+            for letter in (*word[:begin], *middle, *word[end:]):
+                number = letter if letter >= 0 else ~letter
+                item = number * longer + following[number]
+                numbered.append(item)
                 following[number] += 1
+                if letter < 0:
+                    firsts.add(item)
             found.append(numbered)
-        return found
+            pairs.append(firsts)
+        return _Repeated(found, pairs if self._pairs else ())
+
+    def _word(self, rank: int, row: Sequence[int]) -> list[int]:
+        """Return a row without its microbatches: number n of a pass, ~n of a pair's first one."""
+        m = self._graph.microbatches
+        if not self._pairs:
+            return [item // m for item in row]
+        firsts = self._pairs[rank]
+        return [~(item // m) if item in firsts else item // m for item in row]
 
 
 class _Rank:
@@ -215,7 +244,12 @@ class _Rank:
     """
 
     def __init__(
-        self, graph: Graph, loose: set[int], row: Sequence[int], starts: Sequence[float]
+        self,
+        graph: Graph,
+        loose: set[int],
+        row: Sequence[int],
+        starts: Sequence[float],
+        pairs: Collection[int],
     ) -> None:
         m = graph.microbatches
         self._places = [place for place, item in enumerate(row) if item // m not in loose]
@@ -223,7 +257,11 @@ class _Rank:
         word = [row[place] // m for place in self._places]
         numbers = sorted(set(word))
         self.kinds = len(numbers)
-        self._begins = [number not in graph.followed_by.values() for number in word]
+        followers = set(graph.followed_by.values())
+        self._begins = [
+            number not in followers and (place == 0 or row[place - 1] not in pairs)
+            for place, number in zip(self._places, word, strict=True)
+        ]
         # The sums at two places are equal if and only if, between these places, equally many passes
         # of every kind have run: the sum is a number in base 2 m + 1, and each digit is the count
         # of one kind less the count of the last kind.
@@ -249,6 +287,7 @@ class _Rank:
                     0 <= begin <= last
                     and self._sums[begin] == self._sums[begin + length]
                     and self._begins[begin]
+                    and self._begins[begin + length]
                 ):
                     return self._places[begin], self._places[begin + length]
         return None
@@ -272,7 +311,8 @@ def _copied(
     """Return a window's passes, given by their numbers, and ``copies`` more of each.
 
     Args:
-        word: the numbers in the window.
+        word: the numbers in the window; ~n for the first pass of a pair. A pair whose other pass is
+            spread comes apart.
         loose: the numbers that may be in the window more or less often than ``period``.
         period: microbatches of the window.
         copies: how many copies follow the window.
@@ -280,13 +320,18 @@ def _copied(
     """
     counts = Counter(word)
     spread = [number for number in loose if counts[number] != period]
-    middle = [number for number in word if number not in spread] * (copies + 1)
+    kept = [
+        ~letter if letter < 0 and behind in spread else letter
+        for letter, behind in zip(word, (*word[1:], None), strict=True)
+        if letter not in spread
+    ]
+    middle = kept * (copies + 1)
     before: list[list[int]] = [[] for _ in middle]
     for number in spread:
         total = counts[number] + copies * period
         for i in range(total):
             place = (2 * i + 1) * len(middle) // (2 * total)
-            while middle[place] in followers:
+            while middle[place] in followers or (place and middle[place - 1] < 0):
                 place -= 1
             before[place].append(number)
     if not spread:
@@ -306,14 +351,13 @@ def lengthened(plan: Plan, costs: Costs, target: Target) -> Plan | None:
         target: the size to which ``plan`` is lengthened.
     """
     graph = Graph(plan, costs)
-    rows = [graph.row(rank, row) for rank, row in enumerate(plan.rows)]
-    run = walk(graph, rows)
+    rows, pairs = graph.rows(plan), graph.pairs(plan) if plan.pairs else ()
+    run = walk(graph, rows, pairs)
     span = longest_span(map(working, run.starts, run.ends))
-    longer = Lengthening(graph, target).rows(rows, run.starts, span)
+    longer = Lengthening(graph, target, pairs).rows(rows, run.starts, span)
     if longer is None:
         return None
     long = graph.with_microbatches(target.microbatches)
-    if walk(long, longer).stuck:
+    if walk(long, *longer).stuck:
         return None
-    new = tuple(map(long.plan_row, longer))
-    return replace(plan, rows=new, microbatches=target.microbatches)
+    return long.with_rows(replace(plan, microbatches=target.microbatches), *longer)

@@ -8,6 +8,7 @@ from harness.properties import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schedules.cases import BARRIERS, NAMES, few_trials, random_costs, seeds, with_comms
+from schedules.paired import kinds_of_pairs
 
 from megatron.schedules import from_block
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
@@ -16,6 +17,7 @@ from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
+from megatron.schedules.pairs import joined
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.search import lengthen, shorten
@@ -152,6 +154,83 @@ def test_a_plan_without_a_steady_state_is_not_lengthened() -> None:
     plan = make_plan("1f1b", "none", 3, 1, shortened=False)
     assert lengthened(plan, UNIT_COSTS, Target(25, PERIODS)) is None
     assert span_expected(plan, UNIT_COSTS, Target(25, PERIODS)) == float("inf")
+
+
+def waiting(seed: int, ranks: int, chunks: int) -> Costs:
+    """Random costs of which a part is waits that pairs hide."""
+    costs = random_costs(seed, ranks, chunks)
+    waits = {"F": 0.3, "B": 0.5, "W": 0.1}
+    return replace(costs, waits=waits, journeys={"F": 8, "B": 8, "W": 4})
+
+
+@given(
+    st.sampled_from(["1f1b", "zb-h1", "zb-v", "dualpipe-v", "interleaved"]),
+    st.sampled_from(["none", "vocab-1", "vocab-2"]),
+    st.integers(2, 4),
+    seeds,
+)
+@settings(max_examples=examples(15))
+def test_a_plan_with_pairs_is_lengthened_with_its_pairs(
+    schedule: str, vocabulary: str, ranks: int, seed: int
+) -> None:
+    """It runs, holds no more, has pairs of the same kinds, and ends when it was said to end."""
+    costs = waiting(seed, ranks, TRAITS[schedule].chunks)
+    m = 12 * ranks
+    plan = make_plan(schedule, vocabulary, ranks, m, costs, shortened=False)
+    short = joined(plan, costs, joins_all=True)
+    periods = (ranks,) if schedule == "interleaved" else PERIODS
+    longer = lengthened(short, costs, Target(m + 60 * ranks, periods))
+    if longer is None:
+        return
+    check(longer, in_flight(short))
+    few, many = kinds_of_pairs(short), kinds_of_pairs(longer)
+    assert many.keys() <= few.keys()
+    assert all(many[kind] >= few[kind] for kind in many)
+    graph = Graph(short, costs)
+    rows, pairs = graph.rows(short), graph.pairs(short)
+    starts = earliest(short, costs).starts
+    expected = Lengthening(graph, Target(m + 60 * ranks, periods), pairs).span(
+        rows, starts, span(short, costs)
+    )
+    assert span(longer, costs) <= expected * (1 + 1e-9)
+
+
+def test_most_of_a_long_plan_with_pairs_is_pairs() -> None:
+    """Those of few microbatches: as many for each microbatch more as a rank has chunks."""
+    costs = Costs({"F": 1, "B": 2}, waits={"F": 0.25, "B": 0.5}, journeys={"F": 8, "B": 8})
+    few, many = (
+        make_plan("interleaved", "none", 4, m, costs, chunks=3, joined=True) for m in (200, 400)
+    )
+    assert len(many.pairs) - len(few.pairs) == 4 * 3 * 200
+    assert max(in_flight(many)) == max(in_flight(few))
+    pair = 2.25  # in turns, F's wait of 0.25 and B's of 0.5 are hidden
+    assert earliest(many, costs).end - earliest(few, costs).end == pytest.approx(3 * 200 * pair)
+
+
+@pytest.mark.parametrize("vocabulary", ["none", "vocab-2"])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_pairs_of_few_microbatches_are_as_good_as_those_of_all(
+    schedule: str, vocabulary: str
+) -> None:
+    passes = {"F": 1, "B": 1.2, "W": 1, "S": 0.3, "T": 0.4, "IF": 0.01, "IB": 0.02}
+    costs = Costs(passes, waits={"F": 0.25, "B": 0.35}, journeys={"F": 8, "B": 8})
+    ends = []
+    for most in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch, few_trials():
+            patch.setattr(from_block, "JOINED_WHOLE", most)
+            plan = make_plan(schedule, vocabulary, 4, 96, costs, joined=True, joins_all=True)
+        ends.append(earliest(plan, costs).end)
+    assert ends[0] <= 1.002 * ends[1]
+
+
+def test_a_spread_pass_parts_its_pair_and_no_other() -> None:
+    """B with IB, both numbered: 1 and 2; IB is there once in a window of two microbatches."""
+    word = [0, ~1, 2, 0, ~3, 1]
+    found = lengthen._copied(word, [2], 2, 1, set())
+    assert found.count(2) == 3
+    assert found.count(1) == 4
+    assert found.count(~3) == 2
+    assert all(found[at + 1] == 1 for at, letter in enumerate(found) if letter == ~3)
 
 
 @pytest.mark.usefixtures("_short")
