@@ -159,8 +159,7 @@ def test_a_plan_without_a_steady_state_is_not_lengthened() -> None:
 def waiting(seed: int, ranks: int, chunks: int) -> Costs:
     """Random costs of which a part is waits that pairs hide."""
     costs = random_costs(seed, ranks, chunks)
-    waits = {"F": 0.3, "B": 0.5, "W": 0.1}
-    return replace(costs, waits=waits, journeys={"F": 8, "B": 8, "W": 4})
+    return replace(costs, waits={"F": 0.3, "B": 0.5, "W": 0.1}, journeys={"F": 8, "B": 8, "W": 4})
 
 
 @given(
@@ -212,8 +211,11 @@ def test_most_of_a_long_plan_with_pairs_is_pairs() -> None:
 def test_pairs_of_few_microbatches_are_as_good_as_those_of_all(
     schedule: str, vocabulary: str
 ) -> None:
-    passes = {"F": 1, "B": 1.2, "W": 1, "S": 0.3, "T": 0.4, "IF": 0.01, "IB": 0.02}
-    costs = Costs(passes, waits={"F": 0.25, "B": 0.35}, journeys={"F": 8, "B": 8})
+    costs = Costs(
+        {"F": 1, "B": 1.2, "W": 1, "S": 0.3, "T": 0.4, "IF": 0.01, "IB": 0.02},
+        waits={"F": 0.25, "B": 0.35},
+        journeys={"F": 8, "B": 8},
+    )
     ends = []
     for most in (0, 10**9):
         with pytest.MonkeyPatch.context() as patch, few_trials():
