@@ -48,7 +48,7 @@ PACKAGES = [f"megatron.{name}" for name in find_packages("megatron")]
 
 setup(
     name="megatron-vocab-parallel",
-    version="0.1.0",
+    version="0.2.0",
     description="Pretrain GPT with vocabulary parallelism in pipeline parallelism",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -65,6 +65,7 @@ setup(
             "plan-pretraining = megatron.commands.plan_pretraining:main",
             "from-megatron = megatron.commands.from_megatron:main",
             "simulate-schedule = megatron.commands.simulate_schedule:main",
+            "explore-schedules = megatron.commands.explore_schedules:main",
             "watch-run = megatron.commands.watch_run:main",
             "draw-schedule = megatron.commands.draw_schedule:main",
             "preprocess-data = megatron.commands.preprocess_data:main",

@@ -55,6 +55,8 @@ def on_post_build(*, config: MkDocsConfig) -> None:
     if not asked:
         return
     sys.path.insert(0, str(Path(config.docs_dir).parent))
-    from tools.explorer.export import export  # a site without the explorer needs fewer files
+    from megatron.commands.exploring.export import (
+        export,
+    )  # a site without the explorer needs fewer files
 
     export(Path(config.site_dir) / "explore", None if asked == "1" else Path(asked))

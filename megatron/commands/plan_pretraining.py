@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(*report(answer), sep="\n\n", flush=True)
         if question.explore is not None:
             write_ways(answer, question.explore)
-            told = f"wrote {question.explore}: tools/explore.py --candidates {question.explore}"
+            told = f"wrote {question.explore}: explore-schedules --candidates {question.explore}"
             print(f"\n{told} shows {len(answer.seen)} ways as points", file=sys.stderr)
 
 

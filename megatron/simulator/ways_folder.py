@@ -1,4 +1,4 @@
-"""A folder with the ways that ``tools/plan.py`` has looked at: a list of them, and their timelines.
+"""A folder with the ways that ``plan-pretraining`` has looked at: a list, and their timelines.
 
 ``candidates.json`` lists the ways with their figures. ``way-3.json`` is the timeline of way 3 in
 the format of ``timeline_file.py``. Nothing else is in the folder, and nothing else of it is read.
@@ -34,7 +34,7 @@ _LARGEST: Final = 1e18
 """The largest number; larger ones are damage, and a page cannot place them."""
 
 _TIMELINE: Final = re.compile(r"way-[1-9][0-9]{0,5}\.json")
-_WAY_OUT: Final = "give a folder that tools/plan.py --explore wrote"
+_WAY_OUT: Final = "give a folder that plan-pretraining --explore wrote"
 
 
 def fault_of_target(folder: Path) -> str:

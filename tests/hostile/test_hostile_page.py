@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import pytest
 from harness.damage import within
 
-from tools.explorer.interface import answer
-from tools.explorer.simulated import Simulations
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.simulated import Simulations
 
 COUNT: Final = 120
 PATIENCE: Final = 120

@@ -10,9 +10,9 @@ import pytest
 from harness.damage import within
 from simulator.test_ways_folder import JOB, WAYS
 
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.simulated import Simulations
 from megatron.simulator.ways_folder import LIST, WaysFolder, save_ways
-from tools.explorer.interface import answer
-from tools.explorer.simulated import Simulations
 
 COUNT: Final = 80
 PATIENCE: Final = 60

@@ -17,6 +17,7 @@ import pytest
 import torch
 from harness.marks import full
 
+from megatron.commands.exploring.export import PYODIDE_FILES
 from megatron.native.extensions import EXTENSIONS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -147,6 +148,7 @@ def test_every_part_says_that_it_is_typed() -> None:
     [
         ("simulate-schedule", ("-p", "2", "-m", "2", "--text"), "1f1b, vocabulary none, p = 2"),
         ("draw-schedule", ("--help",), "--timeline"),
+        ("explore-schedules", ("--help",), "--candidates"),
     ],
 )
 def test_an_installed_command_needs_the_standard_library_only(
@@ -171,6 +173,42 @@ def test_an_installed_draw_schedule_is_told_where_to_draw(installed: Path) -> No
     done = run("-S", script, PYTHONPATH=str(installed))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: nothing to draw: give --into FOLDER or --timeline FILE")
+
+
+def test_an_installed_explorer_writes_its_page(installed: Path, tmp_path: Path) -> None:
+    """It is whole: the page's Python answers from the archive alone."""
+    for name in PYODIDE_FILES:
+        (tmp_path / name).write_text(name)
+    words = ("--export", str(tmp_path / "site"), "--pyodide", str(tmp_path))
+    done = run("-S", str(installed / "bin/explore-schedules"), *words, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    asks = [
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site/python.zip')!r})",
+        "from megatron.commands.exploring.interface import answer",
+        "from megatron.commands.exploring.simulated import Simulations",
+        """print(answer('{"action": "facts"}', Simulations()))""",
+    ]
+    done = run("-I", "-S", "-c", "\n".join(asks))
+    assert done.returncode == 0, done.stderr
+    assert "zb-v" in done.stdout
+    assert (tmp_path / "site/index.html").is_file()
+
+
+def test_an_installed_search_finds_a_line(installed: Path) -> None:
+    """From a recipe's model and GPUs to the line that the installed command of training reads."""
+    words = ("@llama3-8b", "--gpus", "8xH100", "--global-batch-tokens", "128k", "--seq-length")
+    named = (
+        "--pipeline-schedule",
+        "1f1b",
+        "--tensor-model-parallel-size",
+        "1",
+        "--micro-batch-size",
+    )
+    script = str(installed / "bin/plan-pretraining")
+    done = run(script, *words, "8192", *named, "1", PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s" in done.stdout
+    assert "torchrun" in done.stdout
 
 
 def test_installed_commands_make_data_convert_a_model_and_generate(

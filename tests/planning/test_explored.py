@@ -130,7 +130,7 @@ def test_the_command_prints_one_object_beside_the_folder(
     plan_pretraining.main([*WORDS, "--json", "--explore", str(tmp_path / "ways")])
     printed = capsys.readouterr()
     assert json.loads(printed.out) == as_json(answered())
-    told = f"tools/explore.py --candidates {tmp_path / 'ways'} shows {len(answered().seen)} ways"
+    told = f"explore-schedules --candidates {tmp_path / 'ways'} shows {len(answered().seen)} ways"
     assert told in printed.err
     assert len(WaysFolder.read(tmp_path / "ways").listed["ways"]) == len(answered().seen)
 

@@ -115,7 +115,9 @@ def damaged(folder: Path, change: Callable[[dict[str, Any]], object]) -> str:
     document = json.loads((folder / LIST).read_text())
     change(document)
     (folder / LIST).write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=r"give a folder that tools/plan.py --explore wrote") as e:
+    with pytest.raises(
+        ValueError, match=r"give a folder that plan-pretraining --explore wrote"
+    ) as e:
         WaysFolder.read(folder)
     assert str(e.value).startswith(f"{folder / LIST} ")
     return str(e.value)
@@ -168,7 +170,9 @@ def test_lists_that_are_none_are_refused(tmp_path: Path) -> None:
     assert "must have a name and a count" in damaged(tmp_path, lambda own: own.update(gpus="H100"))
     for text in ("", "[" * 100_000, "{", "\0", "[]"):
         (tmp_path / LIST).write_text(text)
-        with pytest.raises(ValueError, match=r"give a folder that tools/plan.py --explore wrote"):
+        with pytest.raises(
+            ValueError, match=r"give a folder that plan-pretraining --explore wrote"
+        ):
             WaysFolder.read(tmp_path)
     with pytest.raises(ValueError, match=r"candidates.json: No such file or directory: give a"):
         WaysFolder.read(tmp_path / "nowhere")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.explorer.export import PYODIDE_FILES
+from megatron.commands.exploring.export import PYODIDE_FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,24 +16,24 @@ from zipfile import ZipFile
 import pytest
 from harness.serving import serving
 
-from tools.explore import main
-from tools.explorer.export import PYODIDE_FILES, ROOT, page_files, write_archive
-from tools.explorer.interface import answer
-from tools.explorer.server import (
+from megatron.commands.explore_schedules import main
+from megatron.commands.exploring.export import PYODIDE_FILES, ROOT, page_files, write_archive
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.server import (
     LARGEST,
     Channels,
     InterruptibleWatch,
     SupersededError,
     make_server,
 )
-from tools.explorer.simulated import Simulations
+from megatron.commands.exploring.simulated import Simulations
 from tools.explorer_cases import CASES
 
 ISOLATED: Final = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from tools.explorer.interface import answer
-from tools.explorer.simulated import Simulations
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.simulated import Simulations
 simulations = Simulations()
 for request in sys.stdin:
     print(answer(request, simulations))
@@ -79,7 +79,7 @@ def test_the_archive_has_only_modules_that_are_needed(tmp_path: Path) -> None:
             assert archive.read(name) == (ROOT / name).read_bytes()
     rooms = {"/".join(name.split("/")[:2]) for name in names}
     known = ("commands", "flags", "native", "schedules", "simulator")
-    assert rooms == {*(f"megatron/{name}" for name in known), "tools/explorer"}
+    assert rooms == {f"megatron/{name}" for name in known}
 
 
 def test_the_folder_has_all_that_the_page_asks_for(tmp_path: Path, pyodide: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from megatron.commands.exploring.interface import answer, pareto_front
+from megatron.commands.exploring.simulated import Simulations
 from megatron.commands.simulate_schedule import main as simulate_schedule
 from megatron.schedules.needs import Comm, needs, sources
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
 from megatron.simulator.timeline_file import save_timeline
-from tools.explorer.interface import answer, pareto_front
-from tools.explorer.simulated import Simulations
 from tools.explorer_cases import CASES, SMALL_MODEL
 
 SIMULATIONS = Simulations()

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import pytest
 
+from megatron.commands.exploring import model_costs
+from megatron.commands.exploring.case import Case
+from megatron.commands.exploring.simulated import Simulations
 from megatron.model.flops import iteration_flops
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.planned_run import RunPlan
 from megatron.run.command_line import parse
 from megatron.run.recompute import EVERY_LAYER
 from megatron.simulator.costs.gpus import gpu
-from tools.explorer import model_costs
-from tools.explorer.case import Case
-from tools.explorer.simulated import Simulations
 from tools.explorer_cases import SMALL_MODEL
 
 GPT: Final = {**SMALL_MODEL, "kind": "gpt", "groups": 16, "ffn": 8192, "gpu": "H100"}

@@ -19,13 +19,13 @@ import pytest
 from harness.browser import CHROMIUM, Browser, Page
 from harness.serving import serving
 
+from megatron.commands.exploring.case import Case
+from megatron.commands.exploring.export import export
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.server import make_server
+from megatron.commands.exploring.simulated import Simulations
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import save_timeline
-from tools.explorer.case import Case
-from tools.explorer.export import export
-from tools.explorer.interface import answer
-from tools.explorer.server import make_server
-from tools.explorer.simulated import Simulations
 from tools.explorer_cases import CASES
 
 pytestmark = pytest.mark.skipif(

@@ -15,12 +15,12 @@ from harness.browser import CHROMIUM, Browser, Page
 from harness.serving import serving
 from simulator.test_ways_folder import JOB, TIMELINES, way
 
+from megatron.commands.explore_schedules import main
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.server import make_server
+from megatron.commands.exploring.shown import drawing
+from megatron.commands.exploring.simulated import Simulations
 from megatron.simulator.ways_folder import WaysFolder, save_ways
-from tools.explore import main
-from tools.explorer.interface import answer
-from tools.explorer.server import make_server
-from tools.explorer.shown import drawing
-from tools.explorer.simulated import Simulations
 
 GIB: Final = 1 << 30
 WAYS: Final = [
@@ -80,7 +80,7 @@ def test_a_way_is_answered_as_it_was_written(folder: Path) -> None:
 
 def test_without_ways_there_are_none() -> None:
     assert ask(None, action="facts")["ways"] is None
-    assert "start tools/explore.py with --candidates" in ask(None, action="way", number=1)["error"]
+    assert "start explore-schedules with --candidates" in ask(None, action="way", number=1)["error"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class PlanFlags:
     json: bool = flag(False, "Print the answer as one JSON object.")
     explore: Path | None = flag(None,
         "Write all ways that the search has looked at, with their timelines, into a folder: "
-        "tools/explore.py --candidates FOLDER shows them as points.", metavar="FOLDER",
+        "explore-schedules --candidates FOLDER shows them as points.", metavar="FOLDER",
         unset="none")
 # fmt: on
 

@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock
 from typing import Any, Final
 
+from megatron.commands.exploring.export import page_files
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.simulated import Simulations
 from megatron.commands.local_server import JSON, LocalHandler, bound
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.ways_folder import WaysFolder
-from tools.explorer.export import page_files
-from tools.explorer.interface import answer
-from tools.explorer.simulated import Simulations
 
 LARGEST: Final = 64 << 20
 """Bytes of the largest request: a recorded timeline."""
@@ -52,7 +52,7 @@ class Channels:
     """Answers requests; on each channel the last one counts.
 
     Args:
-        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
+        ways: ways of ``plan-pretraining`` to show; ``None``: there are none.
     """
 
     def __init__(self, ways: WaysFolder | None = None) -> None:
@@ -95,8 +95,8 @@ def make_server(port: int, ways: WaysFolder | None = None) -> ThreadingHTTPServe
 
     Args:
         port: of 127.0.0.1; 0 takes any that is free.
-        ways: ways of ``tools/plan.py`` to show; ``None``: there are none. The page asks for a way
-            by its number, so nothing else of the machine's files can be asked for.
+        ways: ways of ``plan-pretraining`` to show; ``None``: there are none. The page asks for a
+            way by its number, so nothing else of the machine's files can be asked for.
 
     Raises:
         ValueError: there is no such port, or it is taken.

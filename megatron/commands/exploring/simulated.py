@@ -7,11 +7,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from megatron.commands.exploring.case import Case, command
+from megatron.commands.exploring.model_costs import ModelCosts
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.rank_memory import peaks
 from megatron.simulator.scenario import Scenario, Simulation, run
-from tools.explorer.case import Case, command
-from tools.explorer.model_costs import ModelCosts
 
 KEPT: Final = 16
 """Cases that are kept."""

@@ -10,6 +10,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
+from megatron.commands.exploring.model_costs import ModelCosts, ModelJob
+from megatron.commands.exploring.replica_job import ReplicaJob
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.passes import CHUNKED_KINDS, PassKind
@@ -17,8 +19,6 @@ from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.request import Request
 from megatron.simulator.costs.cost_file import parse_costs, parse_waits
 from megatron.simulator.scenario import Scenario
-from tools.explorer.model_costs import ModelCosts, ModelJob
-from tools.explorer.replica_job import ReplicaJob
 
 SHOWN_SCHEDULES: Final = (*SCHEDULES, "zb-auto", "auto")
 """The schedules that the page offers: the standard library is enough to plan them."""

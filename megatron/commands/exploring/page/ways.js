@@ -1,4 +1,4 @@
-// The ways to run a job that tools/plan.py has looked at: time against memory. A chosen way shows
+// The ways to run a job that plan-pretraining has looked at: time against memory. A chosen way shows
 // its flags and its timeline, which is of the plan of few microbatches by which it was estimated.
 
 import { Superseded } from "./engine.js";
@@ -16,7 +16,7 @@ export class Ways {
     const { model, gpus } = facts.ways;
     element("ways").hidden = false;
     element("ways-title").textContent = `Ways for ${modelName(model)} on ${gpus.count.toLocaleString("en")} ${gpus.name}`;
-    element("ways-hint").textContent = `tools/plan.py looked at ${this.ways.length} ways to run this job. Down and to the left is better; points that do not fit are hollow, and the line is the room for tensors. Choose a point to see its flags and its plan.`;
+    element("ways-hint").textContent = `plan-pretraining looked at ${this.ways.length} ways to run this job. Down and to the left is better; points that do not fit are hollow, and the line is the room for tensors. Choose a point to see its flags and its plan.`;
     new ResizeObserver(() => this.draw()).observe(element("ways-plot"));
     this.tabulate();
     this.take(this.ways.find((way) => way.role === "taken") ?? this.ways[0]);

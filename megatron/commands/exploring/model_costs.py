@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, NamedTuple
 
+from megatron.commands.exploring.replica_job import ReplicaJob
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program
 from megatron.schedules.make_plan import one_microbatch_of
@@ -23,7 +24,6 @@ from megatron.simulator.costs.rank_memory import RankMemory, peaks
 from megatron.simulator.costs.redistribute import redistribute, redistribute_stages
 from megatron.simulator.forecast import Forecast
 from megatron.simulator.simulate import Timeline
-from tools.explorer.replica_job import ReplicaJob
 
 WEIGHT_BYTES: Final = 2
 GRADIENT_BYTES: Final = 4

@@ -12,6 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
+from megatron.commands.exploring.case import SHOWN_SCHEDULES, Case
+from megatron.commands.exploring.model_costs import MODELS
+from megatron.commands.exploring.shown import (
+    bytes_over_time,
+    drawing,
+    microbatches_over_time,
+    needs_of_first,
+)
+from megatron.commands.exploring.simulated import Simulated, Simulations, WatchOf
 from megatron.commands.simulate_schedule import figures, heading
 from megatron.commands.simulation_notes import notes
 from megatron.flags.readable import readable
@@ -32,15 +41,6 @@ from megatron.simulator.metrics import DEFINITIONS
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.timeline_file import load_timeline
 from megatron.simulator.ways_folder import WaysFolder
-from tools.explorer.case import SHOWN_SCHEDULES, Case
-from tools.explorer.model_costs import MODELS
-from tools.explorer.shown import (
-    bytes_over_time,
-    drawing,
-    microbatches_over_time,
-    needs_of_first,
-)
-from tools.explorer.simulated import Simulated, Simulations, WatchOf
 
 COMM_NAMES: Final = (
     "p2p",
@@ -77,7 +77,7 @@ def answer(
         text: of the request.
         simulations: those of earlier requests.
         watch_of: makes the watches of searches.
-        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
+        ways: ways of ``plan-pretraining`` to show; ``None``: there are none.
     """
     try:
         return json.dumps(explore(json.loads(text), simulations, watch_of, ways))
@@ -101,7 +101,7 @@ def explore(
             (the timeline of one of ``ways`` by its ``number``).
         simulations: those of earlier requests.
         watch_of: makes the watches of searches.
-        ways: ways of ``tools/plan.py`` to show; ``None``: there are none.
+        ways: ways of ``plan-pretraining`` to show; ``None``: there are none.
 
     Raises:
         ValueError: the request is none, or cannot be met; the message says why.
@@ -279,7 +279,7 @@ def _recorded(asked: _Asked) -> dict[str, object]:
 
 def _way(asked: _Asked) -> dict[str, object]:
     if asked.ways is None:
-        raise ValueError("there are no ways to show: start tools/explore.py with --candidates")
+        raise ValueError("there are no ways to show: start explore-schedules with --candidates")
     timeline = asked.ways.timeline(asked.values["number"])
     return {"drawing": drawing(timeline), "total": total(timeline), "idle": idle(timeline)}
 

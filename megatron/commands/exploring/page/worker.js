@@ -5,8 +5,8 @@ import { loadPyodide } from "./pyodide/pyodide.mjs";
 const START = `
 import sys
 sys.path.insert(0, "/code")
-from tools.explorer.interface import answer
-from tools.explorer.simulated import Simulations
+from megatron.commands.exploring.interface import answer
+from megatron.commands.exploring.simulated import Simulations
 _simulations = Simulations()
 lambda text: answer(text, _simulations)
 `;

@@ -15,14 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""The folder that holds ``megatron``: a checkout, or the folder of an installation."""
 PAGE: Final = Path(__file__).resolve().parent / "page"
 SHARED: Final = ROOT / "megatron/commands/page"
-"""Files of pages that the package installs too."""
+"""Files that several pages have."""
 
-ENTRY: Final = "tools.explorer.interface"
-OWN: Final = ("megatron", "tools")
-"""Packages that go into the archive; what else is imported is of the standard library."""
+ENTRY: Final = "megatron.commands.exploring.interface"
+OWN: Final = "megatron"
+"""The package that goes into the archive; what else is imported is of the standard library."""
 
 PYODIDE: Final = "314.0.7"
 """Version of the npm package: CPython 3.14 for browsers, with the standard library."""
@@ -138,4 +139,4 @@ def _imported(file: Path) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name for name in names if name.split(".")[0] in OWN)
+        yield from (name for name in names if name.split(".")[0] == OWN)
