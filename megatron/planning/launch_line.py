@@ -166,7 +166,11 @@ def _batch_script(question: Question) -> Iterator[str]:
 SRUN: Final = ("exec srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """The pieces of srun that every job has: no rank goes on alone, and each chooses its cores."""
 
-PROGRAM_BY_PYTHON: Final = "python pretrain_gpt.py"
+_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "pretrain_gpt.sh"
+_PROGRAM: Final = "pretrain_gpt.py" if _CHECKOUT.is_file() else "-m pretrain_gpt"
+"""The training: the script of a checkout, or the module of an installation."""
+
+PROGRAM_BY_PYTHON: Final = f"python {_PROGRAM}"
 
 
 def torchrun_pieces(machines: str, per_machine: str) -> list[str]:
@@ -178,7 +182,7 @@ def torchrun_pieces(machines: str, per_machine: str) -> list[str]:
     """
     ranks = f"--nproc-per-node {per_machine}"
     if machines == "1":
-        return ["torchrun", "--standalone", ranks, "pretrain_gpt.py"]
+        return ["torchrun", "--standalone", ranks, _PROGRAM]
     return [
         "torchrun",
         f"--nnodes {machines}",
@@ -186,7 +190,7 @@ def torchrun_pieces(machines: str, per_machine: str) -> list[str]:
         '--node-rank "${NODE_RANK:?the number of this machine}"',
         '--master-addr "${MASTER_ADDR:?fill it in above}"',
         f"--master-port {PORT}",
-        "pretrain_gpt.py",
+        _PROGRAM,
     ]
 
 

@@ -208,7 +208,7 @@ def test_an_installed_search_finds_a_line(installed: Path) -> None:
     done = run(script, *words, "8192", *named, "1", PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     assert "tokens/s" in done.stdout
-    assert "torchrun" in done.stdout
+    assert "torchrun --standalone --nproc-per-node 8 -m pretrain_gpt " in done.stdout
 
 
 def test_installed_commands_make_data_convert_a_model_and_generate(
