@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron.parallel.grid import AxisName
-from megatron.planning.count.run import count_layer, count_ranks
+from megatron.planning.count.run import count_layers, count_ranks
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
@@ -79,11 +79,12 @@ def layers_alone(config: RunConfig, plan: Plan) -> StageCosts:
     apart = _with_all_passes(plan, recomputes=config.train.recomputation.group > 0)
     price, planned = price_of(config.parallel), {item.kind for item in apart.rows[0]}
     kinds = [kind for kind in CHUNKED_KINDS if kind in planned]
-    of_layers: dict[PassKind, list[float]] = {kind: [] for kind in kinds}
-    for layer in range(config.model.num_layers):
-        passes = count_layer(config, apart, layer).passes
-        for kind in kinds:
-            of_layers[kind].append(price.seconds(passes.get(kind, NO_WORK)))
+    segments = count_layers(config, apart)
+    different = {id(segment): segment.passes for segment in segments}
+    of_layers: dict[PassKind, list[float]] = {}
+    for kind in kinds:
+        times = {n: price.seconds(own.get(kind, NO_WORK)) for n, own in different.items()}
+        of_layers[kind] = [times[id(segment)] for segment in segments]
     longest = {kind: max(times) for kind, times in of_layers.items()}
     return StageCosts(
         plan.stages,

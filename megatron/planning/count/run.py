@@ -46,14 +46,25 @@ def count_ranks(config: RunConfig, plan: Plan, layers: Sequence[int]) -> list[Ra
     return apart(lambda: [_of_rank(subject, plan, layers, rank) for rank in range(plan.ranks)])
 
 
-def count_layer(config: RunConfig, plan: Plan, layer: int) -> Segment:
-    """Return the work of one layer of the model.
+def count_layers(config: RunConfig, plan: Plan) -> list[Segment]:
+    """Return the work of each layer of the model by itself; equal layers have the same object.
 
     The plan is as for ``count_ranks``.
     """
     subject = Subject.of(config, plan.slices)
-    part = _LayersInARow(range(layer, layer + 1), again=subject.recomputation.group > 0)
-    return apart(lambda: _segment(subject, part, plan))
+    again = subject.recomputation.group > 0
+    layers = [range(layer, layer + 1) for layer in range(config.model.num_layers)]
+    kinds = [_kinds(subject, layer) for layer in layers]
+    first = dict(zip(reversed(kinds), reversed(layers), strict=True))
+
+    def counted() -> dict[tuple[Hashable, ...], Segment]:
+        return {
+            kind: _segment(subject, _LayersInARow(layer, again), plan)
+            for kind, layer in first.items()
+        }
+
+    found = apart(counted)
+    return [found[kind] for kind in kinds]
 
 
 class _LayersInARow(NamedTuple):

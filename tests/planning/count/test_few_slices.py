@@ -14,7 +14,7 @@ from megatron.planning.count import run as counting_run
 from megatron.planning.count.few_slices import count_few
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.recorder import GRANULE
-from megatron.planning.count.run import count_layer
+from megatron.planning.count.run import count_layers
 from megatron.planning.count.subject import Subject
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
@@ -118,10 +118,10 @@ def test_layers_that_are_counted_apart_have_their_own_counts(
     options = {"recomputation": Recomputation(group=1)} if model is MIXED else {}
     run, plan = sliced(model, "vocab-2", "zb-h1", 8, options)
     counting_run._counted_segment.cache_clear()
-    found = count_layer(run, plan, 0)
+    found = count_layers(run, plan)[0]
     counting_run._counted_segment.cache_clear()
     monkeypatch.setattr(counting_run, "count_few", lambda count, all_: count(range(len(all_))))
-    assert count_layer(run, plan, 0) == found
+    assert count_layers(run, plan)[0] == found
 
 
 def segment(*sizes: int, name: str = "product") -> Segment:

@@ -10,7 +10,7 @@ from planning.count.counting import LLAMA, plan_of, run_of
 
 from megatron.layers.recompute import Part, Recomputation
 from megatron.model.settings import ModelSettings
-from megatron.planning.count.run import count_layer
+from megatron.planning.count.run import count_layers
 from megatron.simulator.costs.count import HALF
 
 LENGTH: Final = 8192
@@ -33,7 +33,7 @@ def kept(model: ModelSettings, context: int = 1, **options: Any) -> float:
     """Return the bytes that a layer keeps for every token of a rank."""
     sizes = {"context_size": context} if context > 1 else {}
     run = run_of(model, sizes=sizes, **options)
-    left = count_layer(run, plan_of(run), 1).passes["F"].left
+    left = count_layers(run, plan_of(run))[1].passes["F"].left
     return left / (model.seq_length // context)
 
 

@@ -9,7 +9,7 @@ from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
 from megatron.kernels.autograd import apply
-from megatron.planning.count.run import count_layer, count_ranks
+from megatron.planning.count.run import count_layers, count_ranks
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.offload import handed_over
@@ -57,7 +57,7 @@ def test_the_ratio_of_pipe_offload_follows_from_a_layer() -> None:
 
     The layer here keeps 32 s h bytes: the outputs of norms and of the activation function too.
     """
-    layer: Segment = count_layer(offloading(CONFIG), plan_of_one(PLAN.plan), 1)
+    layer: Segment = count_layers(offloading(CONFIG), plan_of_one(PLAN.plan))[1]
     moved = layer.passes["F"].moved
     flops = sum(work.flops for work in layer.passes.values())
     assert moved == pytest.approx(32 * S * H, rel=0.01)
