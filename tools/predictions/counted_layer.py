@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from megatron.planning.count.run import count_layer
+from megatron.planning.count.run import count_layers
 from megatron.run.command_line import parse
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import PassKind
@@ -104,4 +104,4 @@ def _count(shape: Shape, split: bool) -> Segment:
         words += ["--recompute-granularity", "selective"]
     config = parse(words, world_size=shape.tensor, speak=False)
     plan = make_plan("zb-h1" if split else "1f1b", "none", 1, 1)
-    return count_layer(config, plan, 0)
+    return count_layers(config, plan)[0]
