@@ -10,9 +10,10 @@ from typing import Final
 from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
+from megatron.planning.asked.unwanted import without
 from megatron.planning.race import NEAR
 from megatron.planning.search.dimension import opened
-from megatron.planning.search.dimensions import DIMENSIONS, UNSPLIT, VOCABULARY
+from megatron.planning.search.dimensions import CHOSEN, DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found, Way, best_of, by_seconds, distinct
@@ -26,9 +27,6 @@ from megatron.simulator.ways_folder import Role
 
 RUNNERS_UP: Final = 3
 OBSTACLES: Final = 2
-
-_SEARCHED: Final = frozenset(option for own in DIMENSIONS for option in own.options)
-"""Flags whose word auto asks for what the search does anyway."""
 
 _USUAL: Final = (
     Edit("--use-distributed-optimizer"),
@@ -53,11 +51,11 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     question = _without_auto(question)
     gpu, line = question.gpus.gpu, _line(question)
     runs = Runs(gpu, watch, keeps_timelines=question.explore is not None)
-    found = Search(gpu, DIMENSIONS, watch=watch, runs=runs).run(line)
+    found = _first(question, line, runs, watch)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
     best, other = found, _unsplit(question, line, found, runs, watch)
-    is_open = VOCABULARY in opened(DIMENSIONS, line)
+    is_open = bool(opened((VOCABULARY,), line))
     if is_open and other.taken and best_of((found.taken, other.taken)) is other.taken:
         best = replace(other, ways=by_seconds((*other.ways, *found.ways)))
     taken = best.taken
@@ -80,6 +78,25 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
         _effort(found, is_planned=best.candidate is not None),
         _seen((found, other), named, runs),
     )
+
+
+def _first(question: Question, line: Line, runs: Runs, watch: Watch) -> Found:
+    """Return all ways, with any treatment of the vocabulary.
+
+    Raises:
+        ValueError: nothing makes a run; the error names the flags that are not wanted, if any.
+    """
+    dimensions = without(DIMENSIONS, question.without)
+    try:
+        return Search(question.gpus.gpu, dimensions, watch=watch, runs=runs).run(line)
+    except ValueError as error:
+        if not question.without:
+            raise
+        unwanted = " ".join(f"--without {own}" for own in question.without)
+        raise ValueError(
+            f"{unwanted}: {error}. A flag that every way has, such as a number of ranks, is given "
+            "with the value that you want, or one of its values left out, as --without NAME=VALUE"
+        ) from error
 
 
 def _seen(searches: Sequence[Found], named: Mapping[Role, Sequence[Way]], runs: Runs) -> list[Seen]:
@@ -114,7 +131,7 @@ def _without_auto(question: Question) -> Question:
     given = (
         (option, *values)
         for option, values in split(question.words)
-        if option not in _SEARCHED or values != ["auto"]
+        if option not in CHOSEN or values != ["auto"]  # the search chooses these in any case
     )
     return replace(question, words=tuple(word for own in given for word in own))
 
@@ -131,15 +148,21 @@ def _line(question: Question) -> Line:
 def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Watch) -> Found:
     """Return the ways without a split vocabulary.
 
-    The search begins with the best ways of the other search, so that it is no worse than these.
+    The search begins with the best ways of the other search, so that it is no worse than these. If
+    the user wants no whole vocabulary, there are none.
     """
     whole = line.edited(tuple(left_out(option) for option in VOCABULARY.closing))
     assert found.taken is not None, "the other search has an answer"
     begin = found.ways
-    if VOCABULARY not in opened(DIMENSIONS, line):  # the user has named a treatment
+    if not opened((VOCABULARY,), line):  # the user has named a treatment
         begin = [way._replace(choices=(*way.choices, ())) for way in begin]
-    search = Search(question.gpus.gpu, UNSPLIT, watch=watch, runs=runs)
-    return search.run(whole, begin)
+    search = Search(question.gpus.gpu, without(UNSPLIT, question.without), watch=watch, runs=runs)
+    try:
+        return search.run(whole, begin)
+    except ValueError:
+        if question.without:  # the flags that are not wanted leave no whole vocabulary
+            return Found()
+        raise
 
 
 def _proposal(way: Way, found: Found, runs: Runs) -> Proposal:

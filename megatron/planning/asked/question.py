@@ -16,6 +16,8 @@ from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
 from megatron.planning.asked.gpus import FORMS, AskedGpus, gpus_of
 from megatron.planning.asked.model import AskedModel, model_of
+from megatron.planning.asked.unwanted import Unwanted, unknown_among, unwanted_of
+from megatron.planning.search.dimensions import CHOSEN
 from megatron.run import command_line
 from megatron.run.flag_files import read_flag_files
 from megatron.run.overrides import in_effect
@@ -57,6 +59,10 @@ class PlanFlags:
         "Write all ways that the search has looked at, with their timelines, into a folder: "
         "explore-schedules --candidates FOLDER shows them as points.", metavar="FOLDER",
         unset="none")
+    without: tuple[Unwanted, ...] = flag((),
+        "A flag that no line of the answer may have, or one of its values: tp-comm-overlap, or "
+        "pipeline-schedule=zb-v; may be given again.", metavar="FLAG[=VALUE]", reads=unwanted_of,
+        repeats=True, unset="the search may choose all that it knows")
 # fmt: on
 
 
@@ -77,6 +83,7 @@ class Question:
         json: whether the answer is one JSON object.
         explore: folder for the ways that the search has looked at; ``None``: they are not kept.
         notes: lines on how words were read, for the user.
+        without: what the search may not choose.
     """
 
     words: tuple[str, ...]
@@ -89,6 +96,7 @@ class Question:
     json: bool = False
     notes: tuple[str, ...] = ()
     explore: Path | None = None
+    without: tuple[Unwanted, ...] = ()
 
     @property
     def options(self) -> frozenset[str]:
@@ -162,6 +170,7 @@ def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
         return
     if own.explore is not None and (fault := fault_of_target(own.explore)):
         yield f"--explore {own.explore}: {fault}"
+    yield from unknown_among(own.without, CHOSEN)
     given = options_in(others)
     if own.tokens is not None and (length := given & LENGTHS):
         yield f"--tokens does not go with {' and '.join(sorted(length))}: give one of them"
@@ -221,6 +230,7 @@ def _question(own: PlanFlags, others: Sequence[str]) -> Question:
         own.json,
         tuple(notes),
         own.explore,
+        own.without,
     )
 
 

@@ -391,5 +391,7 @@ LAYOUT: Final = (
 )
 DIMENSIONS: Final = (*LAYOUT, SLICES, SCHEDULE, VOCABULARY)
 """All dimensions, in the order in which the search decides them."""
+CHOSEN: Final = frozenset(option for own in DIMENSIONS for option in own.options)
+"""The flags that a search chooses."""
 UNSPLIT: Final = (*LAYOUT, SLICES, SCHEDULE, WHOLE_VOCABULARY)
 """The same for a job whose vocabulary layers stay whole."""
