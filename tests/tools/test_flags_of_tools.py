@@ -11,12 +11,12 @@ from megatron.flags.checks import value_mistakes
 from megatron.flags.groups import all_declarations
 
 COMMANDS = (
-    *("simulate_schedule", "draw_schedule", "watch_run"),
+    *("simulate_schedule", "draw_schedule", "explore_schedules", "watch_run"),
     *("convert_checkpoint", "from_megatron", "generate_text", "preprocess_data"),
 )
 TOOLS = (
     *("benchmark", "checkpoint", "checkpoint_benchmark", "choosing_page", "compare_timelines"),
-    *("emulate", "explore", "first_model", "gpu_report", "head_benchmark", "host_time"),
+    *("emulate", "first_model", "gpu_report", "head_benchmark", "host_time"),
     *("merge_datasets", "plans_at_scale", "predict_paper", "predict_published"),
     *("predictions.calibrate", "predictions.own_runs", "predictions.shared_tables"),
     "predictions.calibrate_shared",
