@@ -102,8 +102,8 @@ class Lengthening:
         self._periods = [p for p in target.periods if self._lacking % p == 0]
         self._loose = {n for n, item in enumerate(graph.passes) if item.kind in _LOOSE}
         work = [0.0] * (1 + max(graph.ranks))
-        for rank, time in zip(graph.ranks, graph.times, strict=True):
-            work[rank] += time
+        for rank, time, waits in zip(graph.ranks, graph.times, graph.waits, strict=True):
+            work[rank] += time - waits if pairs else time  # pairs may hide every wait
         self._busiest = work.index(max(work))
         self._interval = max(work)
         self.work = self._interval * target.microbatches
