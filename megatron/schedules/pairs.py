@@ -11,7 +11,8 @@ when the pair ends. A plan whose neighbours wait for each result at once would b
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from megatron.schedules.graph import Graph
 from megatron.schedules.held import peak_held
 from megatron.schedules.passes import PARTNERS, Pass, PassKind
 from megatron.schedules.plan import Plan
-from megatron.schedules.timing import Walk, walk
+from megatron.schedules.timing import Deadline, Walk, walk
 
 MOST_BETWEEN: Final = 3
 """The most other passes that may stand between an F and a B, and make way for their pair."""
@@ -86,16 +87,18 @@ def joined(plan: Plan, costs: Costs = UNIT_COSTS, *, joins_all: bool = False) ->
     places = [sorted(own) for own in _all_places(plan, graph, rows, joins_all=joins_all)]
     counts = Counter(place.kind for own in places for place in own)
     best, end, held = plan, walk(graph, rows).end, _held(plan)
+    passes = [dict(zip(*own, strict=True)) for own in zip(rows, plan.rows, strict=True)]
     kept: set[_Kind] = set()
 
     def order(kind: _Kind) -> tuple[object, ...]:
         return kind.kinds != _F_WITH_B, kind.between, -counts[kind], kind
 
     for kind in sorted(counts, key=order):
-        tried = _with_pairs(graph, rows, places, {*kept, kind})
-        if tried.end > end * (1 + _ROUNDING):
+        limit = end * (1 + _ROUNDING)
+        tried = _with_pairs(graph, rows, places, {*kept, kind}, limit * (1 + _ROUNDING))
+        if tried is None or tried.end > limit:
             continue
-        made = graph.with_rows(plan, tried.rows, tried.pairs)
+        made = tried.plan(plan, passes)
         if all(
             level <= most
             for now, before in zip(_held(made), held, strict=True)
@@ -187,30 +190,51 @@ class _Tried(NamedTuple):
     pairs: Sequence[Collection[int]]
     end: float
 
+    def plan(self, plan: Plan, passes: Sequence[Mapping[int, Pass]]) -> Plan:
+        """Return ``plan`` with these rows and pairs; ``passes`` are those of its own rows."""
+        rows = tuple(
+            tuple(map(known.__getitem__, row)) for known, row in zip(passes, self.rows, strict=True)
+        )
+        firsts = (
+            (rank, known[item])
+            for rank, (known, own) in enumerate(zip(passes, self.pairs, strict=True))
+            for item in own
+        )
+        return replace(plan, rows=rows, pairs=frozenset(firsts))
+
 
 def _with_pairs(
     graph: Graph,
     original: Sequence[Sequence[int]],
     places: Sequence[Sequence[_Place]],
     kinds: Collection[_Kind],
-) -> _Tried:
+    limit: float,
+) -> _Tried | None:
     """Return a plan with all pairs of some kinds, except pairs with which the plan would hang.
 
     The plan is walked. Where no rank can go on, one of them stands at a pair and could go on
-    without it, because the plan runs without pairs. This pair is taken apart.
+    without it, because the plan runs without pairs. This pair is taken apart. The walk ends with
+    ``None`` as soon as the plan is known to end after ``limit``.
     """
+    m, times = graph.microbatches, graph.times
     rows, pairs = [list(row) for row in original], [set[int]() for _ in original]
     own_places = [dict[int, _Place]() for _ in original]
+    work = [sum(times[item // m] for item in row) for row in original]
     for rank, own in enumerate(places):
         for place in _apart_from_each_other(own, kinds):
             own_places[rank].update(dict.fromkeys(range(place.begin, place.end), place))
             rows[rank][place.begin : place.end] = _together(rows[rank], place)
-            pairs[rank].add(_first(rows[rank], place))
-    run = Walk(graph, rows, pairs)
+            at = _first_at(place)
+            one, other = (item // m for item in rows[rank][at : at + 2])
+            work[rank] -= times[one] + times[other] - graph.pair_time(one, other)
+            pairs[rank].add(rows[rank][at])
+    run = Walk(graph, rows, pairs, Deadline(limit, work))
     awake = list(range(len(rows)))
     while awake:
         while awake:
             awake.extend(run.advance(awake.pop()))
+            if run.is_late:
+                return None
         for rank, at in sorted(run.stuck.items()):
             here = own_places[rank].get(at)
             if here is None or _first(rows[rank], here) not in pairs[rank]:
@@ -245,4 +269,9 @@ def _together(row: Sequence[int], place: _Place) -> list[int]:
 
 def _first(row: Sequence[int], place: _Place) -> int:
     """Return the first pass of a pair, in a place whose passes are in their new order."""
-    return row[place.begin if place.kind.keeper_first else place.end - 2]
+    return row[_first_at(place)]
+
+
+def _first_at(place: _Place) -> int:
+    """Return the index of a pair's first pass, in a row where the place has its new order."""
+    return place.begin if place.kind.keeper_first else place.end - 2

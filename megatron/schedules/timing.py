@@ -7,6 +7,7 @@ all communications into one order for all ranks.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
@@ -106,6 +107,19 @@ def walk(
     return run
 
 
+@dataclass
+class Deadline:
+    """When a walk may end early: its plan is then known to take too long.
+
+    Attributes:
+        limit: the latest end.
+        left: for every rank, the time of its passes that are still to come, or less.
+    """
+
+    limit: float
+    left: list[float]
+
+
 class Walk:
     """The state of one walk over a plan.
 
@@ -115,16 +129,23 @@ class Walk:
         latest: for every communication and microbatch, the end of its latest source so far.
         complete: the communications whose sources have all ended, in the order of the last source's
             end.
+        is_late: whether a rank with pairs cannot keep the deadline; it has stopped then.
     """
 
     def __init__(
-        self, graph: Graph, rows: Sequence[Sequence[int]], pairs: Sequence[Collection[int]] = ()
+        self,
+        graph: Graph,
+        rows: Sequence[Sequence[int]],
+        pairs: Sequence[Collection[int]] = (),
+        deadline: Deadline | None = None,
     ) -> None:
         m = graph.microbatches
         self.starts: list[list[float]] = [[] for _ in rows]
         self.ends: list[list[float]] = [[] for _ in rows]
         self.latest = [0.0] * (m * len(graph.comms))
         self.complete: list[int] = []
+        self.is_late = False
+        self._deadline = Deadline(inf, [0.0] * len(rows)) if deadline is None else deadline
         self._graph = graph
         self._rows = rows
         self._pairs = pairs or [()] * len(rows)
@@ -210,6 +231,7 @@ class Walk:
         """Do as ``advance`` where passes are in pairs, or wait for communication after them."""
         ends, row, pairs = self.ends[rank], self._rows[rank], self._pairs[rank]
         m, graph, needs = self._graph.microbatches, self._graph, self._needs
+        left, limit = self._deadline.left, self._deadline.limit
         woken: list[int] = []
         while (at := len(ends)) < len(row):
             step = [divmod(item, m) for item in row[at : at + 1 + (row[at] in pairs)]]
@@ -218,6 +240,10 @@ class Walk:
                 break
             first = step[0][0]
             time = needs[first][2] if len(step) == 1 else graph.pair_time(first, step[1][0])
+            if start + left[rank] > limit:
+                self.is_late = True
+                break
+            left[rank] -= time
             self._note(rank, step, start, start + time, woken)
         return woken
 

@@ -3,7 +3,9 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from harness.marks import full
@@ -22,6 +24,7 @@ from schedules.cases import (
 )
 from schedules.paired import kinds_of_pairs, paired
 
+from megatron.schedules import pairs
 from megatron.schedules.buckets import with_reductions
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.check import check
@@ -132,6 +135,34 @@ def test_a_joined_plan_is_a_plan_that_is_no_longer_and_holds_no_more(
     assert earliest(made, costs).end <= earliest(plan, costs).end * (1 + 1e-9)
     assert Plan.from_text(made.to_text()) == made
     assert joined(made, costs) == made
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v", "1f1b"])
+def test_a_walk_that_ends_early_refuses_what_a_whole_one_refuses(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = Costs(
+        {"F": 1, "B": 1.3, "W": 1, "S": 0.3, "T": 0.4, "IF": 0.01, "IB": 0.02},
+        waits={"F": 0.25, "B": 0.4},
+        journeys={"F": 8, "B": 8},
+    )
+    plan = make_plan(schedule, "vocab-2", 4, 24, costs, shortened=False)
+    wanted = joined(plan, costs, joins_all=True)
+    ended: list[bool] = []
+    asked: Any = pairs._with_pairs
+
+    def both(*words: Any) -> Any:
+        *others, limit = words
+        found, whole = asked(*words), asked(*others, inf)
+        assert whole is not None
+        ended.append(found is None)
+        assert whole.end > limit if found is None else found == whole
+        return whole
+
+    monkeypatch.setattr(pairs, "_with_pairs", both)
+    assert joined(plan, costs, joins_all=True) == wanted
+    assert any(ended)
+    assert not all(ended)
 
 
 @settings(max_examples=examples(40))
