@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if question.explore is not None:
             write_ways(answer, question.explore)
             told = f"wrote {question.explore}: explore-schedules --candidates {question.explore}"
-            print(f"\n{told} shows {len(answer.seen)} ways as points", file=sys.stderr)
+            script = "in a checkout: python tools/explore.py"
+            print(f"\n{told} shows {len(answer.seen)} ways as points ({script})", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ class SharedTokens(TensorParallel):
         self.rank, self.size = axis.rank, axis.size
         self._axis = axis
         self._lane = lane
-        # None stands for self: a cycle would keep the process group until the interpreter's end,
-        # where PyTorch's destructors abort.
+        # None stands for self: with a reference to itself this object, and so the process group,
+        # would live until the interpreter ends, where the group's destructor aborts the process.
         self._aside = None if axis.turns is None else type(self)(replace(axis, turns=None), lane)
 
     @property

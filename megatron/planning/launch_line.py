@@ -166,8 +166,8 @@ def _batch_script(question: Question) -> Iterator[str]:
 SRUN: Final = ("exec srun", "--kill-on-bad-exit=1", "--cpu-bind=none")
 """The pieces of srun that every job has: no rank goes on alone, and each chooses its cores."""
 
-_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "pretrain_gpt.sh"
-_PROGRAM: Final = "pretrain_gpt.py" if _CHECKOUT.is_file() else "-m pretrain_gpt"
+_ONLY_IN_A_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "pretrain_gpt.sh"
+_PROGRAM: Final = "pretrain_gpt.py" if _ONLY_IN_A_CHECKOUT.is_file() else "-m pretrain_gpt"
 """The training: the script of a checkout, or the module of an installation."""
 
 PROGRAM_BY_PYTHON: Final = f"python {_PROGRAM}"

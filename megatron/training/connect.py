@@ -78,9 +78,10 @@ def _of_passes(config: ParallelConfig) -> int:
 def leave(groups: Groups) -> NoReturn:
     """End this process in good order, when every rank is done.
 
-    The process ends without the interpreter's own shutdown. After that shutdown, destructors of
-    PyTorch 2.13 abort about one process in fifteen ("terminate called without an active
-    exception"), and torchrun would report a successful job as failed.
+    The process ends without the interpreter's own shutdown. After that shutdown, the destructors of
+    process groups that something still refers to aborted about one process in fifteen ("terminate
+    called without an active exception", PyTorch 2.13), and torchrun reported a successful job as
+    failed.
     """
     groups.world.barrier()
     if dist.is_initialized():

@@ -80,7 +80,9 @@ def test_a_way_is_answered_as_it_was_written(folder: Path) -> None:
 
 def test_without_ways_there_are_none() -> None:
     assert ask(None, action="facts")["ways"] is None
-    assert "start explore-schedules with --candidates" in ask(None, action="way", number=1)["error"]
+    assert (
+        "start explore-schedules with --candidates (" in ask(None, action="way", number=1)["error"]
+    )
 
 
 @pytest.mark.parametrize(

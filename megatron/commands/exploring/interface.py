@@ -279,7 +279,10 @@ def _recorded(asked: _Asked) -> dict[str, object]:
 
 def _way(asked: _Asked) -> dict[str, object]:
     if asked.ways is None:
-        raise ValueError("there are no ways to show: start explore-schedules with --candidates")
+        raise ValueError(
+            "there are no ways to show: start explore-schedules with --candidates (in a checkout: "
+            "tools/explore.py)"
+        )
     timeline = asked.ways.timeline(asked.values["number"])
     return {"drawing": drawing(timeline), "total": total(timeline), "idle": idle(timeline)}
 

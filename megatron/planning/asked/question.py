@@ -57,8 +57,8 @@ class PlanFlags:
     json: bool = flag(False, "Print the answer as one JSON object.")
     explore: Path | None = flag(None,
         "Write all ways that the search has looked at, with their timelines, into a folder: "
-        "explore-schedules --candidates FOLDER shows them as points.", metavar="FOLDER",
-        unset="none")
+        "explore-schedules --candidates FOLDER (in a checkout: tools/explore.py) shows them as "
+        "points.", metavar="FOLDER", unset="none")
     without: tuple[Unwanted, ...] = flag((),
         "A flag that no line of the answer may have, or one of its values: tp-comm-overlap, or "
         "pipeline-schedule=zb-v; may be given again.", metavar="FLAG[=VALUE]", reads=unwanted_of,

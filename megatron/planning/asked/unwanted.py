@@ -61,11 +61,7 @@ def unknown_among(unwanted: Sequence[Unwanted], options: Collection[str]) -> Ite
 
 def without(dimensions: Sequence[Dimension], unwanted: Sequence[Unwanted]) -> tuple[Dimension, ...]:
     """Return dimensions without the choices that ask for unwanted flags; some may have none."""
-    return tuple(
-        own._replace(choices=_left(own, named)) if named else own
-        for own in dimensions
-        for named in [[one for one in unwanted if one.option in own.options]]
-    )
+    return tuple(own._replace(choices=_left(own, unwanted)) for own in dimensions)
 
 
 def _left(own: Dimension, unwanted: Sequence[Unwanted]) -> Choices:

@@ -40,7 +40,7 @@ class ServerChannel {
       return settled(await response.text());
     } catch (error) {
       if (own.signal.aborted) throw new Superseded();
-      throw error instanceof TypeError ? new Error("the server does not answer: is explore-schedules still running?") : error;
+      throw error instanceof TypeError ? new Error("the server does not answer: is the explorer still running?") : error;
     }
   }
 }
