@@ -88,6 +88,8 @@ class Executor:
             if not isinstance(step, Run):
                 if carried_out or _ends_well(step, under_way):
                     self._communicate(step, under_way, recorder)
+                    if isinstance(step, Wait):
+                        position.issued()
             else:
                 # The last pass of a pair is no F, and adds to gradients if any of the two does.
                 if gate is not None and step.passes[-1].kind not in BEFORE_GRADIENTS:
@@ -96,6 +98,7 @@ class Executor:
                     if not carried_out:
                         passes = self._abandon()
                 self._run_step(passes, step, recorder)
+                position.issued()
         position.at = len(position.row)
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out

@@ -12,6 +12,7 @@ from megatron.parallel.groups import Groups
 from megatron.parallel.lanes import make_lane
 from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.communicator import Communicator
+from megatron.runtime.device_progress import DeviceProgress
 from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
@@ -81,7 +82,8 @@ class PipelineRank:
         sharing = max(axis.size for axis in axes)
         self.model = model
         self.store = ActivationStore()
-        self.position = Position()
+        on_gpu = groups.device.type == "cuda"
+        self.position = Position(DeviceProgress() if on_gpu else None)
         self._groups = groups
         self._tensors = UnitTensors.of(activation_shape, dtype, slices, model)
         self._seed = seed

@@ -1,13 +1,14 @@
 """How far a rank has come: written by the training thread, read by other threads at any time.
 
-The executor writes one attribute per instruction. All other facts are derived from that attribute
-when they are asked for, which is rare.
+The executor writes one attribute per instruction, and on CUDA it marks in the GPU's stream that the
+instruction was issued. All other facts are derived when they are asked for, which is rare.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from megatron.runtime.device_progress import DeviceProgress
 from megatron.schedules.lower import Instruction, Program, Run, Wait
 from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
@@ -26,9 +27,11 @@ class Position:
         row: this rank's row of the program.
         at: index of the current instruction in the row; the row's length when all are done.
         programs: programs begun so far.
+        device: how far the rank's GPU is; ``None``: the rank computes on its host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceProgress | None = None) -> None:
+        self.device = device
         self.phase = "the start"
         self.may_last = True
         self.program: Program | None = None
@@ -41,7 +44,14 @@ class Position:
         self.at = 0
         self.program, self.row = program, program.rows[rank]
         self.programs += 1
+        if self.device is not None:
+            self.device.begin(program, self.row, self.programs)
         return self.row
+
+    def issued(self) -> None:
+        """Note that the host has issued the current instruction, a pass or a wait."""
+        if self.device is not None:
+            self.device.issued(self.at)
 
     def enter(self, phase: str, *, may_last: bool = False) -> None:
         """Begin a phase. The class describes the arguments, as attributes of the same names."""
@@ -74,11 +84,19 @@ class Position:
     @property
     def awaited(self) -> Comm | None:
         """The communication that the rank waits for; ``None`` if it does not wait."""
-        step = self.instruction
-        return step.comm if isinstance(step, Wait) else None
+        return awaited_in(self.instruction)
 
     @property
     def last_pass(self) -> Pass | None:
         """The pass of the row that was finished last; ``None`` if no pass has been finished."""
-        done = self.row[: self.at]
-        return next((step.passes[-1] for step in reversed(done) if isinstance(step, Run)), None)
+        return last_pass_of(self.row[: self.at])
+
+
+def awaited_in(step: Instruction | None) -> Comm | None:
+    """Return the communication for which an instruction waits, if any."""
+    return step.comm if isinstance(step, Wait) else None
+
+
+def last_pass_of(done: Sequence[Instruction]) -> Pass | None:
+    """Return the last pass of some instructions, if there is one."""
+    return next((step.passes[-1] for step in reversed(done) if isinstance(step, Run)), None)

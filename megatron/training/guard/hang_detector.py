@@ -8,7 +8,8 @@ the job ends on all ranks: their main threads wait in collectives that will neve
 in a phase that may take long, such as a save, gets ``LASTING`` times as long. Where no torchrun
 watches the processes, a rank's death is known sooner (``neighbours``).
 
-On CUDA the host runs ahead of the device; the place of a rank is the place of its host.
+On CUDA the host runs ahead of the device. A rank that answers asks its GPU for its place, and
+PyTorch's flight recorder for the collectives that the rank has entered (``entered``).
 """
 
 import os
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from megatron.parallel.groups import Groups
 from megatron.runtime.position import END_OF_SAVE, Position
 from megatron.training.failure import end_silently, end_with_reason
+from megatron.training.guard.entered import entered_by
 from megatron.training.guard.neighbours import Neighbours
 from megatron.training.guard.places import Place, hang, place_of, table
 from megatron.training.guard.roll_call import RollCall, Verdict
@@ -125,18 +127,28 @@ class HangDetector:
 
     def _asks(self) -> bool:
         """Whether this rank has a reason to call, and its last call is not too recent."""
-        now, place = time.monotonic(), self._place()
-        if not self._lost.is_set() and (place.idle < self._seconds or now < self._next_call):
+        now, idle = time.monotonic(), self._idle()
+        if not self._lost.is_set() and (idle < self._seconds or now < self._next_call):
             return False
         self._next_call = now + self._seconds / 4
         return True
 
-    def _place(self) -> Place:
+    def _idle(self) -> float:
+        """Return the seconds for which the host of this rank has made no progress."""
         progress, now = self._position.progress, time.monotonic()
         if progress != self._seen:
             self._seen, self._since = progress, now
-        gives_up = self._seconds * (LASTING if self._position.may_last else 1)
-        return place_of(self._position, self._groups, now - self._since, gives_up)
+        return now - self._since
+
+    @property
+    def _gives_up(self) -> float:
+        """Seconds without progress after which this rank gives up."""
+        return self._seconds * (LASTING if self._position.may_last else 1)
+
+    def _place(self) -> Place:
+        """Return the place of this rank; its GPU and the flight recorder are asked."""
+        entered = () if self._groups is None else entered_by(self._groups)
+        return place_of(self._position, self._groups, self._idle(), self._gives_up, entered)
 
     def _conclude(self, roll_call: RollCall) -> None:
         """Collect the answers, and end the job if it cannot go on."""
@@ -172,11 +184,10 @@ class HangDetector:
     def _look_alone(self) -> None:
         """Watch without the store: when the time is up, end and say where this rank is."""
         time.sleep(POLL_SECONDS)
-        place = self._place()
-        if place.idle >= place.gives_up:
+        if self._idle() >= self._gives_up:
             end_with_reason(
-                f"error: [rank {self._rendezvous.rank}] {place}; the store of the job is out of "
-                "reach, so nothing is known of the other ranks"
+                f"error: [rank {self._rendezvous.rank}] {self._place()}; the store of the job is "
+                "out of reach, so nothing is known of the other ranks"
             )
 
 

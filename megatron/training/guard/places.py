@@ -5,18 +5,23 @@ Pure functions from places to text; ``roll_call`` collects the places.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from megatron.parallel.groups import Groups
-from megatron.runtime.position import Position
-from megatron.schedules.lower import Run
+from megatron.runtime.device_progress import DeviceError
+from megatron.runtime.position import Position, awaited_in, last_pass_of
+from megatron.schedules.lower import Instruction, Program, Run
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm, participants
+from megatron.training.guard.entered import Entered, missed_by, stalled
 from megatron.training.words import ranks_in_words
 
 
 @dataclass(frozen=True)
 class Place:
     """The place of one rank in a run and in its program.
+
+    On CUDA the host issues its instructions ahead of the GPU. The place is that of the GPU then,
+    unless the GPU has finished all that it was given.
 
     Attributes:
         phase: the part of the run, such as ``iteration 12``.
@@ -26,6 +31,8 @@ class Place:
         progress: number of programs begun, and of instructions done in the last program.
         idle: seconds since the rank last made progress.
         gives_up: seconds without progress after which the rank would give up.
+        host: instruction of the host, in words, if the place is that of its GPU.
+        entered: how far the rank has come in the collectives of its groups.
     """
 
     phase: str
@@ -35,6 +42,8 @@ class Place:
     progress: tuple[int, int]
     idle: float
     gives_up: float
+    host: str = ""
+    entered: tuple[Entered, ...] = ()
 
     def to_text(self) -> str:
         """Return a text form for the other ranks."""
@@ -46,6 +55,7 @@ class Place:
         values = json.loads(text)
         for name in ("awaits", "progress"):
             values[name] = tuple(values[name])
+        values["entered"] = tuple(map(Entered.of, values["entered"]))
         return cls(**values)
 
     def __str__(self) -> str:
@@ -53,42 +63,82 @@ class Place:
         doing = f"{self.phase}: {self.instruction}" if self.instruction else self.phase
         if self.awaits:
             doing += f", waits for {ranks_in_words(self.awaits)}"
+        ahead = f"; its host is at {self.host}" if self.host else ""
         last = f"; last finished pass {self.last_pass}" if self.last_pass else ""
-        return f"{doing}; no progress for {self.idle:.0f} s{last}"
+        return f"{doing}{ahead}; no progress for {self.idle:.0f} s{last}"
 
 
-def place_of(position: Position, groups: Groups | None, idle: float, gives_up: float) -> Place:
-    """Return the place of this rank.
+def place_of(
+    position: Position,
+    groups: Groups | None,
+    idle: float,
+    gives_up: float,
+    entered: tuple[Entered, ...] = (),
+) -> Place:
+    """Return the place of this rank; on CUDA, the GPU is asked.
 
     ``idle`` are the seconds since the position last changed. ``groups`` is ``None`` before the
-    ranks are connected.
+    ranks are connected. The class describes the other arguments, as attributes of the same names.
     """
-    step, last, awaited = position.instruction, position.last_pass, position.awaited
-    instruction = ""
-    if step is not None:
-        instruction = f"runs {step.name}" if isinstance(step, Run) else f"{step.comm}"
-    return Place(
+    step = position.instruction
+    place = Place(
         phase=position.phase,
-        instruction=instruction,
-        awaits=() if awaited is None or groups is None else _partners(position, awaited, groups),
-        last_pass="" if last is None else str(last),
+        instruction=_in_words(step),
+        awaits=_awaits(position.program, step, groups),
+        last_pass=_last(position.row[: position.at]),
         progress=(position.programs, position.at),
         idle=idle,
         gives_up=gives_up,
+        entered=entered,
+    )
+    try:
+        found = None if position.device is None else position.device.place()
+    except DeviceError as error:
+        return replace(place, instruction=str(error), awaits=(), host=place.instruction)
+    if found is None:
+        return place
+    program, row, at, programs = found
+    return replace(
+        place,
+        instruction=f"its GPU {'' if isinstance(row[at], Run) else 'at '}{_in_words(row[at])}",
+        awaits=_awaits(program, row[at], groups),
+        last_pass=_last(row[:at]),
+        progress=(programs, at),
+        host=place.instruction or "the end of its program",
     )
 
 
-def _partners(position: Position, comm: Comm, groups: Groups) -> tuple[int, ...]:
+def _in_words(step: Instruction | None) -> str:
+    if step is None:
+        return ""
+    return f"runs {step.name}" if isinstance(step, Run) else f"{step.comm}"
+
+
+def _last(done: Sequence[Instruction]) -> str:
+    last = last_pass_of(done)
+    return "" if last is None else str(last)
+
+
+def _awaits(
+    program: Program | None, step: Instruction | None, groups: Groups | None
+) -> tuple[int, ...]:
+    """Return the other ranks that take part in the communication for which a step waits, if any."""
+    comm = awaited_in(step)
+    if comm is None or program is None or groups is None:
+        return ()
+    return _partners(program, comm, groups)
+
+
+def _partners(program: Program, comm: Comm, groups: Groups) -> tuple[int, ...]:
     """Return the other ranks of the job that take part in a communication.
 
     For a bucket of gradients, the result has the partners of all buckets of this rank.
     """
-    assert position.program is not None, "communications belong to a program"
     if comm.kind in REPLICA_KINDS:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)
         taking_part = {rank for axis in axes for rank in axis.ranks}
     elif comm.kind in ("X", "G", *HOST_KINDS):
-        places = participants(position.program.plan, comm)
+        places = participants(program.plan, comm)
         taking_part = {groups.pipeline.ranks[place] for place in places}
     else:
         taking_part = set(groups.vocabulary.ranks)
@@ -105,6 +155,7 @@ def hang(places: Mapping[int, Place], size: int) -> str:
         return told_lost(places, missing)
     if any(place.idle < place.gives_up for place in places.values()):
         return ""
+    places = with_missed(places)
     stuck = holding_up(places)
     idle = min(place.idle for place in places.values())
     if len(stuck) == size > 1:
@@ -123,17 +174,41 @@ def told_lost(places: Mapping[int, Place], missing: Sequence[int]) -> str:
     )
 
 
+def with_missed(places: Mapping[int, Place]) -> dict[int, Place]:
+    """Return places that wait also for the ranks that are missing in their collectives.
+
+    A place that is known to wait for a communication of its program stays as it is.
+    """
+    entered = {rank: place.entered for rank, place in places.items()}
+    found = dict(places)
+    for rank, place in places.items():
+        if not place.awaits:
+            missed = missed_by(rank, entered, in_pass=bool(place.instruction))
+            found[rank] = replace(place, awaits=missed)
+    return found
+
+
 def holding_up(places: Mapping[int, Place]) -> list[int]:
-    """Return the ranks that wait for nobody; if all wait, the ranks with the least progress."""
+    """Return the ranks that wait for nobody; if all wait, the ranks with the least progress.
+
+    Between programs a rank waits for nobody that is known. Such a rank counts only if others wait
+    for it.
+    """
     in_order = sorted(places.items())
     free = [rank for rank, place in in_order if place.instruction and not place.awaits]
     if free:
         return free
+    awaited = {rank for place in places.values() for rank in place.awaits}
+    held = [rank for rank, place in in_order if rank in awaited and not place.awaits]
+    if held:
+        return held
     furthest = min(place.progress for place in places.values())
     return [rank for rank, place in in_order if place.progress == furthest]
 
 
 def table(places: Mapping[int, Place], size: int) -> Iterator[str]:
-    """Yield a line on the place of every rank."""
+    """Yield a line on the place of every rank, and on every collective that ranks wait in."""
+    known = with_missed(places)
     for rank in range(size):
-        yield f"[rank {rank}] {places.get(rank, 'no answer')}"
+        yield f"[rank {rank}] {known.get(rank, 'no answer')}"
+    yield from stalled({rank: place.entered for rank, place in sorted(places.items())})

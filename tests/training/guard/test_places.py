@@ -7,10 +7,12 @@ from correctness.rank_runs import CPU
 
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, connect_grid
+from megatron.runtime.device_progress import DeviceError, DevicePlace, DeviceProgress
 from megatron.runtime.position import Position
 from megatron.schedules.lower import Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
+from megatron.training.guard.entered import Entered
 from megatron.training.guard.places import Place, hang, place_of, table
 
 PROGRAM = lower(make_plan("1f1b", "vocab-2", 4, 8))
@@ -27,7 +29,7 @@ def groups_of(rank: int) -> Groups:
 
 
 def test_a_place_survives_its_way_through_the_store() -> None:
-    for place in (RUNS, WAITS, BETWEEN):
+    for place in (RUNS, WAITS, BETWEEN, in_collective(RUNS, 8, waits=True)):
         assert Place.from_text(place.to_text()) == place
 
 
@@ -132,6 +134,76 @@ def test_a_rank_that_does_not_answer_is_lost_whatever_the_others_do() -> None:
     assert found.startswith("rank 0 was lost: no answer")
     assert found.endswith("; rank 1 waited for it")
     assert hang({1: RUNS}, 3).startswith("ranks 0, 2 were lost")
+
+
+class Gpu(DeviceProgress):
+    """A GPU that says where it is."""
+
+    def __init__(self, answer: DevicePlace | DeviceError | None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def place(self) -> DevicePlace | None:
+        if isinstance(self.answer, DeviceError):
+            raise self.answer
+        return self.answer
+
+
+def ahead_of(answer: DevicePlace | DeviceError | None) -> Place:
+    """The place of rank 2, pipeline rank 1, whose host has issued all of its program."""
+    position = Position(Gpu(answer))
+    position.enter("iteration 7")
+    position.at = len(position.begin(PROGRAM, 1))
+    return place_of(position, groups_of(2), 5.0, 9.0)
+
+
+def test_the_place_of_a_gpu_that_is_behind_counts() -> None:
+    row = PROGRAM.rows[1]
+    waits = [(type(step), step) for step in row].index((Wait, Wait(Comm("C1", 3))))
+    place = ahead_of(DevicePlace(PROGRAM, row, waits, 1))
+    assert str(place).startswith("iteration 7: its GPU at C1 3, waits for ranks 0, 4, 6; its host")
+    assert place.host == "the end of its program"
+    assert place.progress == (1, waits)
+    at, run = next(
+        (at, step) for at, step in enumerate(row) if isinstance(step, Run) and at > waits
+    )
+    place = ahead_of(DevicePlace(PROGRAM, row, at, 1))
+    assert (place.instruction, place.awaits) == (f"its GPU runs {run.name}", ())
+
+
+def test_a_gpu_that_has_finished_all_leaves_the_place_to_its_host() -> None:
+    place = ahead_of(None)
+    assert (place.instruction, place.host) == ("", "")
+
+
+def test_a_gpu_that_has_failed_is_to_blame() -> None:
+    failed = replace(ahead_of(DeviceError("its GPU has failed: CUDA error")), idle=400.0)
+    assert str(failed).startswith("iteration 7: its GPU has failed: CUDA error; ")
+    assert "rank 1 is stuck in iteration 7: its GPU has failed" in hang({0: WAITS, 1: failed}, 2)
+
+
+def in_collective(place: Place, number: int, *, axis: str = "tensor", waits: bool) -> Place:
+    own = Entered("7", axis, (0, 1), number, number * waits, "all_reduce" * waits)
+    return replace(place, entered=(own,))
+
+
+def test_a_pass_waits_for_the_rank_that_is_missing_in_its_collective() -> None:
+    places = {0: in_collective(RUNS, 8, waits=True), 1: in_collective(RUNS, 7, waits=False)}
+    assert "s: rank 1 is stuck in iteration 7: runs F3" in hang(places, 2)
+    lines = list(table(places, 2))
+    assert lines[0].startswith("[rank 0] iteration 7: runs F3, waits for rank 1;")
+    assert lines[2:] == [
+        "collective 8 of the tensor axis (ranks 0-1): rank 0 in all_reduce; rank 1 has not entered "
+        "it"
+    ]
+
+
+def test_between_programs_the_missing_rank_is_to_blame() -> None:
+    places = {
+        0: in_collective(BETWEEN, 8, axis="world", waits=True),
+        1: in_collective(BETWEEN, 7, axis="world", waits=False),
+    }
+    assert "s: rank 1 is stuck in iteration 7;" in hang(places, 2)
 
 
 def test_the_table_has_a_line_for_every_rank() -> None:

@@ -1,0 +1,147 @@
+"""Who is missing in a collective follows from the numbers that the ranks have entered."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from harness.job_guard import guarded
+
+from megatron.training.guard.entered import Entered, missed_by, stalled
+
+ROOT = Path(__file__).resolve().parents[3]
+RANKS = (4, 5, 6)
+
+
+def entered(number: int, unfinished: int = 0, operation: str = "", axis: str = "tensor") -> Entered:
+    return Entered("7", axis, RANKS, number, unfinished, operation)
+
+
+LATE = {
+    4: [entered(9, 8, "all_gather")],  # a GPU's host goes on
+    5: [entered(8, 8, "all_gather")],
+    6: [entered(7)],
+}
+
+
+def test_ranks_that_have_not_entered_are_named() -> None:
+    assert list(stalled(LATE)) == [
+        "collective 8 of the tensor axis (ranks 4-6): ranks 4-5 in all_gather; rank 6 has not "
+        "entered it"
+    ]
+    assert missed_by(4, LATE, in_pass=True) == missed_by(5, LATE, in_pass=False) == (6,)
+    assert missed_by(6, LATE, in_pass=True) == ()
+
+
+def test_a_rank_that_has_entered_nothing_is_missing() -> None:
+    assert missed_by(5, {**LATE, 6: []}, in_pass=True) == (6,)
+    [line] = stalled({**LATE, 6: []})
+    assert line.endswith("rank 6 has not entered it")
+
+
+def test_of_a_rank_that_has_not_answered_nothing_is_said() -> None:
+    known = {rank: LATE[rank] for rank in (4, 5)}
+    assert missed_by(4, known, in_pass=True) == ()
+    [line] = stalled(known)
+    assert line.endswith("ranks 4-5 in all_gather; no rank that has answered is missing")
+
+
+def test_different_collectives_of_one_number_do_not_match() -> None:
+    known = {
+        4: [entered(8, 8, "all_gather")],
+        5: [entered(8, 8, "all_reduce")],
+        6: [entered(8, 8, "all_gather")],
+    }
+    assert list(stalled(known)) == [
+        "collective 8 of the tensor axis (ranks 4-6): ranks 4, 6 in all_gather and rank 5 in "
+        "all_reduce: these do not match"
+    ]
+
+
+def test_a_collective_beside_a_pass_holds_up_no_pass() -> None:
+    """The vocabulary's collectives run in a lane."""
+    known = {
+        4: [entered(8, 8, "broadcast", "column")],
+        5: [entered(7, axis="column")],
+    }
+    assert missed_by(4, known, in_pass=True) == ()
+    assert missed_by(4, known, in_pass=False) == (5,)
+
+
+def test_where_nobody_waits_nothing_is_said() -> None:
+    known = {rank: [entered(8)] for rank in RANKS}
+    assert list(stalled(known)) == []
+    assert missed_by(4, known, in_pass=False) == ()
+
+
+TWO_RANKS = """
+import json, sys, threading, time
+from dataclasses import asdict
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megatron.parallel.grid import Grid
+from megatron.parallel.groups import make_groups
+from megatron.training.guard.entered import entered_by
+
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+groups = make_groups(Grid(tensor_size=2), torch.device("cpu"), timedelta(seconds=60))
+
+def tell():
+    print(json.dumps([asdict(own) for own in entered_by(groups)]), flush=True)
+
+def wait_for_it():
+    while not any(own.unfinished for own in entered_by(groups)):
+        time.sleep(0.01)
+    tell()
+    store.set("seen", "")
+
+value = torch.ones(2)
+groups.world.all_gather_object(rank)
+for _ in range(2):
+    groups.tensor.all_reduce(value)
+if rank == 0:
+    threading.Thread(target=wait_for_it).start()
+else:
+    store.get("seen")
+    tell()
+groups.tensor.all_reduce(value)
+"""
+"""Rank 1 enters the third collective of the tensor axis when rank 0 is seen to wait there."""
+
+
+def test_pytorchs_recorder_tells_it(tmp_path: Path) -> None:
+    """In processes of their own: the recorder keeps collectives of groups that are gone."""
+    command = [sys.executable, "-c", TWO_RANKS]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            text=True,
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+    with guarded(ranks[0]), guarded(ranks[1]):
+        told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    found = {rank: [Entered.of(own) for own in json.loads(text)] for rank, text in enumerate(told)}
+    [waits], [late] = ([own for own in groups if own.axis == "tensor"] for groups in found.values())
+    assert (waits.number, waits.unfinished, waits.operation) == (3, 3, "all_reduce")
+    assert (late.number, late.unfinished) == (2, 0)
+    assert missed_by(0, found, in_pass=True) == (1,)
+    assert "collective 3 of the tensor axis (ranks 0-1): rank 0 in all_reduce; rank 1 has not" in (
+        "\n".join(stalled(found))
+    )
+
+
+@pytest.mark.parametrize("own", [entered(9, 8, "all_gather"), entered(0)])
+def test_json_keeps_it(own: Entered) -> None:
+    assert Entered.of(json.loads(json.dumps(asdict(own)))) == own
