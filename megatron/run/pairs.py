@@ -7,7 +7,7 @@ from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
 from megatron.run.expert_ranks import expert_ranks
 from megatron.run.parallelism import ParallelFlags
-from megatron.schedules.settings import PairSettings, SliceSettings
+from megatron.schedules.settings import PairSettings
 
 
 def pairs_of(flags: Flags) -> PairSettings:
@@ -23,21 +23,17 @@ def pairs_of(flags: Flags) -> PairSettings:
 
 def hides_collectives(flags: Flags) -> bool:
     """Return whether pairs hide collectives of tensor-parallel ranks."""
-    return flags[PairSettings].tp_comm_overlap and _why_not(flags) is None
+    return flags[PairSettings].tp_comm_overlap and _shares_layers(flags)
 
 
-def _why_not(flags: Flags) -> str | None:
-    """Return the reason why no pair hides collectives of tensor-parallel ranks, if there is one."""
-    parallel, slices = flags[ParallelFlags], flags[SliceSettings].num_seq_splits
-    if parallel.tensor_model_parallel_size == 1:
-        return "at --tensor-model-parallel-size 1: no ranks share a layer"
-    if slices != 1:
-        return "beside --num-seq-splits: no schedule joins the passes of slices"
-    return None
+def _shares_layers(flags: Flags) -> bool:
+    return flags[ParallelFlags].tensor_model_parallel_size > 1
 
 
 @notes
 def _nothing_to_hide(flags: Flags) -> Iterator[str]:
-    why_not = _why_not(flags)
-    if flags[PairSettings].tp_comm_overlap and why_not is not None:
-        yield f"--tp-comm-overlap changes nothing {why_not}"
+    if flags[PairSettings].tp_comm_overlap and not _shares_layers(flags):
+        yield (
+            "--tp-comm-overlap changes nothing at --tensor-model-parallel-size 1: no ranks share a "
+            "layer"
+        )

@@ -16,7 +16,7 @@ from megatron.run.experts import is_mixture
 from megatron.run.model import sound_model
 from megatron.run.parallelism import ParallelFlags, exchange_facts
 from megatron.run.slice_lengths import lengths_of_slices
-from megatron.schedules.settings import PairSettings, SliceSettings
+from megatron.schedules.settings import SliceSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 
 _SPLITS: Final = "--num-seq-splits"
@@ -85,11 +85,6 @@ def _experts(flags: Flags) -> Iterator[str]:
             f"{_SPLITS} {slices} with --moe-expert-capacity-factor "
             f"{own.moe_expert_capacity_factor:g}: an expert's room is for a whole microbatch: "
             "leave one of them out"
-        )
-    if flags[PairSettings].overlap_moe_expert_parallel_comm:
-        yield (
-            f"{_SPLITS} {slices} with --overlap-moe-expert-parallel-comm: no schedule joins the "
-            "passes of slices: leave one of them out"
         )
 
 

@@ -32,6 +32,7 @@ def file_of(layout: Layout, microbatches: int, folder: Path) -> Path:
         layout.ranks,
         microbatches,
         WAITING,
+        slices=layout.slices,
         joined=True,
         memory_limit=2 * layout.ranks + 2,
     )

@@ -22,8 +22,9 @@ QUICK: Final = [
     Layout(1, "none", "zb-h1", tensor=2),
     Layout(1, "vocab-1", "1f1b", tensor=2, sequence=True, recomputation=PARTS),
     Layout(1, "vocab-2", "zb-h1", context=2),
+    Layout(1, "vocab-2", "zb-h1", tensor=2, sequence=True, slices=2),
 ]
-"""Every kind of pair, sequence parallelism on and off, and ranks that share sequences only."""
+"""Every kind of pair, sequence parallelism on and off, ranks that share sequences only, slices."""
 
 FACTORS: Final = {
     "schedule": ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v", "gpipe"),
@@ -34,6 +35,7 @@ FACTORS: Final = {
     "context": ("none", "all_gather", "a2a", "p2p"),
     "recomputation": ("nothing", "parts", "whole", "ahead"),
     "offloaded": (False, True),
+    "slices": (1, 2),
     "model": ("gpt", "llama"),
 }
 
@@ -50,6 +52,9 @@ def allowed(case: Case) -> bool:
         and not (case["offloaded"] and recomputes)
         and not (case["tensor"] == 4 and context == 2)
         and (case["tensor"] > 1 or case["context"] != "p2p")  # passes do not switch at a ring
+        and (
+            case["slices"] == 1 or case["context"] != "p2p"
+        )  # a ring has the keys of whole samples
     )
 
 
@@ -66,6 +71,7 @@ def layout_of(case: Case) -> Layout:
         exchange="all_gather" if context == "none" else context,
         recomputation=again[case["recomputation"]],
         recompute_ahead=2 if case["recomputation"] == "ahead" else None,
+        slices=case["slices"],
         offloaded=1 if case["offloaded"] else None,
     )
 

@@ -41,6 +41,7 @@ LAYOUTS = [
         ),
     ),
     ("deepseek", Layout(2, "none", replicas=2, experts=2, dispatcher="alltoall")),
+    ("mixtral", Layout(2, "none", "zb-v", replicas=2, experts=2, dispatcher="alltoall", slices=2)),
     full("qwen2", Layout(1, "none", "gpipe", replicas=2, experts=2, dispatcher="alltoall")),
 ]  # fmt: skip
 

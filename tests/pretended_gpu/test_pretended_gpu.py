@@ -208,6 +208,7 @@ def test_pairs_of_passes_that_exchange_tokens(
         Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True),
         full(Layout(1, "none", "zb-h1", tensor=2)),
         full(Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True)),
+        full(Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True, slices=2)),
     ],
     ids=str,
 )

@@ -76,11 +76,6 @@ def test_a_named_strategy_bounds_what_auto_compares(strategy: str) -> None:
             "--num-seq-splits 2 with --moe-expert-capacity-factor 1.5",
         ),
         (
-            "--num-seq-splits 2 --num-experts 4 --swiglu --disable-bias-linear --bf16 "
-            "--expert-model-parallel-size 2 --overlap-moe-expert-parallel-comm",
-            "--num-seq-splits 2 with --overlap-moe-expert-parallel-comm",
-        ),
-        (
             "--num-seq-splits 256 --bf16 --fp8-format hybrid",
             "need tokens in multiples of 16, but --micro-batch-size 2 x 4 tokens of "
             "--num-seq-splits 256 is 8: change one of them, or add --no-fp8-wgrad",

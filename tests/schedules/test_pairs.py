@@ -41,7 +41,7 @@ from megatron.schedules.torch_csv import from_torch_csv, to_torch_csv
 from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.simulate import simulate
 
-ALL = cases(passes=60)
+ALL = cases(passes=60, slices=st.sampled_from([1, 1, 2, 3]))
 PLAIN = cases(vocabulary=st.just("none"), passes=40).map(lambda case: case._replace(ahead=None))
 
 
@@ -70,7 +70,7 @@ def ends_by_hand(plan: Plan, costs: Costs) -> dict[tuple[int, Pass], float]:
         origins = [(rank, need)] if isinstance(need, Pass) else [*sources(plan, need)]
         if not all(origin in ends for origin in origins):
             return None
-        taken = costs.of_comm(need) if isinstance(need, Comm) else 0.0
+        taken = costs.of_comm(need, slices=plan.slices) if isinstance(need, Comm) else 0.0
         return max(ends[origin] for origin in origins) + taken
 
     rows = [list(plan.steps(rank)) for rank in range(plan.ranks)]

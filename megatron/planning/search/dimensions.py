@@ -116,13 +116,18 @@ def _dispatcher(line: Line) -> Sequence[Choice]:
 
 
 def _pairs(line: Line) -> Sequence[Choice]:
-    """Return passes one after the other, and pairs where ranks share layers or experts."""
+    """Return passes one after the other, and pairs where ranks share layers or experts.
+
+    Pairs of slices are tried only if the user has named the slices: every slice makes their plans
+    longer.
+    """
     apart: Choice = tuple(map(left_out, _PAIRS))
     shares = {
         _PAIRS[0]: line.flags[ParallelFlags].tensor_model_parallel_size > 1,
         _PAIRS[1]: is_mixture(line.flags) and sizes_of_experts(line.flags)[0] > 1,
     }
-    if not any(shares.values()) or line.flags[SliceSettings].num_seq_splits != 1:
+    chosen_slices = line.flags[SliceSettings].num_seq_splits != 1 and not line.asks(_SPLITS)
+    if not any(shares.values()) or chosen_slices:
         return [apart]
     joined = tuple(Edit(option) if own else left_out(option) for option, own in shares.items())
     return [apart, joined]
@@ -157,13 +162,13 @@ def _micro_batch(line: Line) -> Sequence[Choice]:
 def _slices(line: Line) -> Sequence[Choice]:
     """Return whole microbatches, and beside stages the slices that go with the line's exchange.
 
-    No schedule joins the passes of slices, so beside pairs microbatches are whole.
+    Beside pairs microbatches are whole, unless the user has named the pairs (``_pairs``).
     """
     own, tokens = line.flags[ParallelFlags], line.flags[ShapeSettings].seq_length
     whole: Choice = (left_out(_SPLITS), left_out(_STRATEGY))
     if own.pipeline_model_parallel_size == 1:  # no rank idles, and slices hold more
         return [whole]
-    if pairs_of(line.flags).joins:
+    if pairs_of(line.flags).joins and not any(map(line.asks, _PAIRS)):
         return [whole]
     most = tokens // own.context_parallel_size // _LEAST_TOKENS
     cut = [way.edits for way in WAYS_TO_CUT.choices(line.flags)[1:]]
