@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Predict waits for tensor ranks without and with pairs: a table of docs/choosing-a-schedule.md.
+"""Predict what pairs of passes hide: tables of docs/choosing-a-schedule.md.
 
-python tools/pairs_page.py [--update]
+python tools/pairs_page.py [--update] [--keep FOLDER]
 
 It predicts with the dry run's cost model, and runs nothing.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -18,98 +18,153 @@ from megatron.commands.environment import in_environment
 
 with in_environment():
     from megatron.flags.command import read
-    from megatron.flags.declare import flag
-    from megatron.planning.forecast_run import RunForecast
-    from megatron.planning.where_time_goes import where_time_goes
-    from megatron.simulator.costs.gpus import GIB
     from tools.pages import tables
     from tools.pages.tables import percent, row, table
-    from tools.predictions.scenarios import Scenario
+    from tools.predictions.paired import PLACES, Figures, Job, figures, pass_waits
+    from tools.predictions.paired_jobs import (
+        SETTINGS,
+        Layout,
+        Setting,
+        jobs_of_passes,
+        layouts,
+        stp_jobs,
+        wide_jobs,
+    )
 
 TOOL: Final = "pairs_page.py"
-PAIRS: Final = "--tp-comm-overlap"
 COLUMNS: Final = (
-    *("GPUs", "model", "t, p, c", "V", "schedule", "predicted s", "with pairs"),
-    *("predicted waits for tensor ranks", "with pairs", "predicted idle", "with pairs"),
-    *("predicted GiB", "with pairs"),
+    *("V", "schedule", "predicted s", "with pairs", "predicted exposed", "with pairs"),
+    *("predicted idle", "with pairs", "predicted GiB", "with pairs"),
 )
-
-PUBLISHED: Final = Scenario(
-    "70B", pipeline=4, tensor=4, context=2, replicas=2, seq_length=8192, samples=128
+PLACE_COLUMNS: Final = (
+    *("model, GPUs", "V", "schedule", "exposed", "F of the warm-up", "B of the cool-down"),
+    *("other F and B alone", "pairs of F and B", "other pairs", "W's own"),
 )
-"""The layout in which NVIDIA measured Llama 3.1 70B on 64 H100."""
-EIGHT: Final = Scenario("70B", pipeline=4, tensor=8, seq_length=8192, samples=32)
-LIMIT: Final = "--zero-bubble-max-pending-backward"
-
-JOBS: Final = (
-    PUBLISHED._replace(schedule="interleaved/5", treatment="none"),
-    PUBLISHED._replace(schedule="interleaved/5"),
-    PUBLISHED._replace(schedule="zb-v"),
-    PUBLISHED._replace(schedule="dualpipe-v"),
-    EIGHT._replace(schedule="interleaved/5"),
-    EIGHT._replace(schedule="zb-v"),
-    EIGHT._replace(schedule="dualpipe-v"),
-    EIGHT._replace(schedule="1f1b"),
-    EIGHT._replace(schedule="1f1b", more=f"{LIMIT} 9"),
+PASS_COLUMNS: Final = (
+    *("model, GPUs", "schedule", "pass", "predicted ms alone", "of it waits"),
+    *("of these another pass may hide", "switches"),
+)
+STP_COLUMNS: Final = (
+    *("t, p", "sequence parallelism", "schedule", "predicted s", "predicted exposed"),
+    *("predicted idle", "predicted GiB", "predicted gain over interleaved", "STP's gain"),
 )
 
 
-class Figures(NamedTuple):
-    """The predicted figures of a job.
-
-    Attributes:
-        seconds: of an iteration.
-        tensor: share of them in which passes wait for collectives of tensor ranks.
-        idle: share of them in which ranks wait for work of other ranks.
-        memory: GiB of the rank that holds the most.
-    """
-
-    seconds: float
-    tensor: float
-    idle: float
-    memory: float
-
-    @classmethod
-    def of(cls, found: RunForecast) -> "Figures":
-        """Return the figures of a forecast."""
-        seconds, reasons = found.outcome.seconds, where_time_goes(found)
-        memory = max(found.outcome.peak) / GIB
-        return cls(seconds, reasons["tensor"] / seconds, reasons["idle"] / seconds, memory)
+def _exposed(own: Figures) -> str:
+    """Return the exposed seconds, and their share of an iteration."""
+    return f"{own.exposed:.2f} s, {percent(own.exposed / own.seconds)}"
 
 
-def job_row(job: Scenario) -> str:
+def _memory(own: Figures) -> str:
+    """Return the GiB of the fullest rank, and whether they are too many."""
+    return f"{own.memory:.1f}{'' if own.fits else ', does not fit'}"
+
+
+def _schedule(job: Job) -> str:
+    return f"`{job.schedule}`" + (f", limit {job.limit}" if job.limit else "")
+
+
+def job_row(job: Job, keep: Path | None = None) -> str:
     """Return the row of a job, without and with pairs."""
-    both = [Figures.of(own.forecast) for own in (job, job._replace(more=f"{job.more} {PAIRS}"))]
-    gpus = job.pipeline * job.tensor * job.context * job.replicas
-    limit = job.more.removeprefix(LIMIT).strip()
-    schedule = f"`{job.schedule}`" + (f", limit {limit}" if limit else "")
+    both = [figures(job, keep, paired=paired) for paired in (False, True)]
     cells = [
         *(f"{own.seconds:.2f}" for own in both),
-        *(percent(own.tensor) for own in both),
+        *map(_exposed, both),
         *(percent(own.idle) for own in both),
-        *(f"{own.memory:.1f}" for own in both),
+        *map(_memory, both),
     ]
-    layout = f"{job.tensor}, {job.pipeline}, {job.context}"
-    return row(f"{gpus} {job.gpu}", job.model, layout, job.treatment, schedule, *cells)
+    return row(job.treatment, _schedule(job), *cells)
 
 
-def lines() -> Iterator[str]:
-    """Yield the lines of the table."""
-    yield from table(COLUMNS, (), "lllllr")
-    yield from map(job_row, JOBS)
+def layout_lines(layout: Layout, keep: Path | None = None) -> Iterator[str]:
+    """Yield the lines of a layout: what it is, and its table."""
+    yield f"**{layout.title}.** {layout.source}."
+    yield ""
+    yield from table(COLUMNS, (), "llr")
+    for job in layout.jobs:
+        yield job_row(job, keep)
+
+
+def all_layouts(keep: Path | None = None) -> Iterator[str]:
+    """Yield the lines of all layouts."""
+    for place, layout in enumerate(layouts()):
+        yield from [""] * bool(place)
+        yield from layout_lines(layout, keep)
+
+
+def place_row(job: Job, keep: Path | None = None) -> str:
+    """Return where the waits of a job with pairs stay exposed, in percent of an iteration."""
+    own = figures(job, keep, paired=True)
+    shares = (own.places[place] / own.seconds for place in PLACES)
+    total = percent(own.exposed / own.seconds)
+    return row(job.name, job.treatment, _schedule(job), total, *map(percent, shares))
+
+
+def all_places(keep: Path | None = None) -> Iterator[str]:
+    """Yield the table of exposed waits at t = 8."""
+    yield from table(PLACE_COLUMNS, (), "lllr")
+    for job in wide_jobs():
+        yield place_row(job, keep)
+
+
+def pass_rows(job: Job) -> Iterator[str]:
+    """Yield what the passes of a job wait for, in ms."""
+    for own in pass_waits(job.forecast(paired=True)):
+        times = (f"{1e3 * each:.2f}" for each in (own.seconds, own.waits, own.hidden))
+        yield row(job.name, _schedule(job), own.kind, *times, own.switches)
+
+
+def all_passes(_: Path | None = None) -> Iterator[str]:
+    """Yield the table of passes."""
+    yield from table(PASS_COLUMNS, (), "lllr")
+    for job in jobs_of_passes():
+        yield from pass_rows(job)
+
+
+def stp_rows(setting: Setting, keep: Path | None = None) -> Iterator[str]:
+    """Yield the rows of a setting of STP; all gains are over interleaved 1F1B without pairs."""
+    first = None
+    for job in stp_jobs(setting):
+        for paired in (False, True):
+            own = figures(job, keep, paired=paired)
+            first = own.seconds if first is None else first
+            is_theirs = paired and job.schedule == "dualpipe-v"
+            yield row(
+                f"{setting.tensor}, {setting.pipeline}",
+                "yes" if setting.parts else "no",
+                f"`{job.schedule}`{', pairs' if paired else ''}",
+                f"{own.seconds:.2f}",
+                _exposed(own),
+                percent(own.idle),
+                _memory(own),
+                percent(first / own.seconds - 1, "+"),
+                setting.gain if is_theirs else "",
+            ).replace("|  |", "| |")
+
+
+def stp(keep: Path | None = None) -> Iterator[str]:
+    """Yield the table of STP's settings."""
+    yield from table(STP_COLUMNS, (), "lllr")
+    for setting in SETTINGS:
+        yield from stp_rows(setting, keep)
 
 
 @dataclass(frozen=True)
-class PageFlags:
+class PageFlags(tables.PartFlags):
     """Tables."""
-
-    update: bool = flag(False, "Write the table into the page.")
 
 
 def main() -> None:
-    """Predict all rows, and print or write the table."""
+    """Predict all rows, and print or write the tables."""
     flags = read(None, __doc__, PageFlags)[PageFlags]
-    tables.put(["\n".join(lines())], TOOL, update=flags.update)
+    texts = []
+    for part in (all_layouts, all_places, all_passes, stp):
+        lines = []
+        for line in part(flags.keep):
+            lines.append(line)
+            print(line, file=sys.stderr, flush=True)
+        texts.append("\n".join(lines))
+    tables.put(texts, TOOL, update=flags.update)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from typing import Final, Literal
 from megatron.planning.count.run import count_ranks
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.run_costs import cluster_of, crossing_of
-from megatron.schedules.costs import Costs
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, STAGE_KINDS
 from megatron.schedules.passes import PASS_KINDS, Pass
-from megatron.schedules.plan import Plan, plan_of_one
+from megatron.schedules.plan import plan_of_one
 from megatron.simulator.costs.counted_costs import costs_of, time_once
 from megatron.simulator.costs.reasons import WORK_REASONS, ByReason, Only, WorkReason
 from megatron.simulator.simulate import Span, Timeline
@@ -42,62 +41,69 @@ def where_time_goes(found: RunForecast) -> Mapping[Reason, float]:
 
     They add up to ``found.outcome.seconds``. What recomputation repeats counts with its kernels.
     """
-    plan, parallel = found.run_plan.plan, found.config.parallel
-    counts = count_ranks(found.config, plan_of_one(plan), found.run_plan.layers)
-    spent = ByReason(cluster_of(parallel, found.gpu))
-    prices = {reason: Only(spent, reason) for reason in WORK_REASONS}
-    costs = {
-        reason: costs_of(counts, plan, price, crossing_of(parallel))
-        for reason, price in prices.items()
-    }
+    plan, passes = found.run_plan.plan, PassSeconds(found)
     total, waits = dict.fromkeys(REASONS, 0.0), Waits(found.timeline)
     for rank in range(plan.ranks):
-        own = _passes(found.timeline, plan, costs, rank)
+        own: Seconds = defaultdict(float)
+        for spans in items_of(found.timeline, rank):
+            _add_passes(own, spans, [passes.of(span) for span in spans])
         for reason, seconds in waits.of(rank):
             own[reason] += seconds
         own["idle"] += found.timeline.end - sum(own.values())
         for reason, seconds in own.items():
             total[reason] += seconds / plan.ranks
-    for reason, price in prices.items():
-        total[reason] += time_once(counts, price)
+    for work_reason, seconds in passes.once().items():
+        total[work_reason] += seconds
     updates = max(found.exchanges.update, default=0.0) if found.exchanges else found.outcome.step
     total["optimizer's step"] += min(updates, found.outcome.step)
     total["replicas"] += max(0.0, found.outcome.step - updates)
     return total
 
 
-def _passes(
-    timeline: Timeline, plan: Plan, costs: Mapping[WorkReason, Costs], rank: int
-) -> Seconds:
-    """Return the seconds of a rank's passes by reason."""
-    total: Seconds = defaultdict(float)
-    priced: dict[Pass, Mapping[WorkReason, float]] = {}
+def items_of(timeline: Timeline, rank: int) -> Iterator[Sequence[Span]]:
+    """Yield the passes of a rank: each one that runs alone, and both of a pair together."""
     pairs: dict[frozenset[str], list[Span]] = {}
     for span in timeline.compute(rank):
         if span.beside:
             pairs.setdefault(frozenset((span.label, span.beside)), []).append(span)
         else:
-            _add_passes(total, [span], [_priced(span, plan, costs, rank, priced)])
-    for spans in pairs.values():
-        _add_passes(total, spans, [_priced(span, plan, costs, rank, priced) for span in spans])
-    return total
+            yield [span]
+    yield from pairs.values()
 
 
-def _priced(
-    span: Span,
-    plan: Plan,
-    costs: Mapping[WorkReason, Costs],
-    rank: int,
-    known: dict[Pass, Mapping[WorkReason, float]],
-) -> Mapping[WorkReason, float]:
-    """Return the seconds of a pass that runs alone, by reason; those of U are not known."""
-    kind = next(kind for kind in PASS_KINDS if kind == span.kind)
-    if kind == "U":
-        return {}
-    item = Pass(kind, 0, span.chunk, span.slice)
-    if item not in known:
-        known[item] = {why: own.of_pass(plan, rank, item) for why, own in costs.items()}
-    return known[item]
+class PassSeconds:
+    """The seconds that passes take if they run alone, by reason.
+
+    Args:
+        found: the forecast of a run with these passes.
+    """
+
+    def __init__(self, found: RunForecast) -> None:
+        self._plan, parallel = found.run_plan.plan, found.config.parallel
+        self._counts = count_ranks(found.config, plan_of_one(self._plan), found.run_plan.layers)
+        spent = ByReason(cluster_of(parallel, found.gpu))
+        self._prices = {reason: Only(spent, reason) for reason in WORK_REASONS}
+        self._costs = {
+            reason: costs_of(self._counts, self._plan, price, crossing_of(parallel))
+            for reason, price in self._prices.items()
+        }
+        self._known: dict[tuple[int, Pass], Mapping[WorkReason, float]] = {}
+
+    def of(self, span: Span) -> Mapping[WorkReason, float]:
+        """Return the seconds of a pass; those of U are not known."""
+        kind = next(kind for kind in PASS_KINDS if kind == span.kind)
+        if kind == "U":
+            return {}
+        key = span.rank, Pass(kind, 0, span.chunk, span.slice)
+        if key not in self._known:
+            self._known[key] = {
+                why: own.of_pass(self._plan, *key) for why, own in self._costs.items()
+            }
+        return self._known[key]
+
+    def once(self) -> Mapping[WorkReason, float]:
+        """Return the seconds of work that an iteration has once, beside its passes."""
+        return {why: time_once(self._counts, price) for why, price in self._prices.items()}
 
 
 def _add_passes(

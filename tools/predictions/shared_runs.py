@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GPUS, Gpu
 from tools.predictions.shared_models import SharedModel, model_of
 
@@ -45,7 +47,6 @@ OF_EVERY_RUN: Final = (
     "--grad-reduce-in-bf16 --use-precision-aware-optimizer --main-grads-dtype bf16"
 )
 """Flags that do not depend on the row, nor on the layout."""
-COMMON: Final = f"{OF_EVERY_RUN} --vocab-parallel none --dry-run"
 
 
 @dataclass(frozen=True)
@@ -123,18 +124,28 @@ class SharedRun:
     @property
     def flags(self) -> str:
         """The command line of a dry run of this project in the layout of the row."""
+        return self.flags_with(self.schedule, "none")
+
+    def flags_with(self, schedule: str, treatment: str) -> str:
+        """Return the command line with another schedule and treatment of the vocabulary.
+
+        Args:
+            schedule: its ranks have the ``chunks`` of the row.
+            treatment: of the vocabulary.
+        """
         words = [
             f"{self.model.flags}--seq-length {self.seq_length} --max-position-embeddings "
             f"{self.seq_length} --vocab-size {self.vocab_size} --micro-batch-size "
-            f"{self.micro_batch} --global-batch-size {self.global_batch} {COMMON} --dry-run-gpu "
+            f"{self.micro_batch} --global-batch-size {self.global_batch} {OF_EVERY_RUN} "
+            f"--vocab-parallel {treatment} --dry-run --dry-run-gpu "
             f"{self.gpu.name} --tensor-model-parallel-size {self.tensor} "
             f"--pipeline-model-parallel-size {self.pipeline} --context-parallel-size "
             f"{self.context} --dry-run-replicas {self.replicas} --pipeline-schedule "
-            f"{self.schedule}{self.precision_flags}"
+            f"{schedule}{self.precision_flags}"
         ]
-        if self.chunks > 1:
+        if TRAITS[schedule].chunk_step:
             words.append(f"--num-virtual-stages-per-pipeline-rank {self.chunks}")
-        words += self._divided()
+        words += self._divided(has_split_vocabulary=TREATMENTS[treatment].is_sharded)
         if self.tensor > 1:
             words.append("--sequence-parallel")
         if self.context > 1:
@@ -148,21 +159,29 @@ class SharedRun:
                 words.append("--expert-tensor-parallel-size 1")
         return " ".join(words)
 
-    def _divided(self) -> Iterator[str]:
-        """Yield the flags by which the layers are spread over the stages."""
-        stages = self.pipeline * self.chunks
-        if self.model.layers % stages == 0:
+    def _divided(self, *, has_split_vocabulary: bool) -> Iterator[str]:
+        """Yield the flags by which the layers are spread over the stages.
+
+        Megatron-LM gives the last stage fewer layers, because it has the output layer; where this
+        is split over all stages, or where there are too many stages for that, the first ones have
+        one layer more. Without flags, layers of mixtures are spread by their costs.
+        """
+        layers, stages = self.model.layers, self.pipeline * self.chunks
+        if layers % stages == 0:
             return
-        if (self.model.layers + 2) % stages == 0:
+        each = -(-layers // stages)
+        rest = layers - each * (stages - 1)
+        if has_split_vocabulary or (rest < 0 and (layers + 2) % stages):
+            if not self.model.mixture:
+                yield "--layer-distribution remainder"
+        elif (layers + 2) % stages == 0:
             yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-            return
-        each = -(-self.model.layers // stages)
-        rest = self.model.layers - each * (stages - 1)
-        further = "m" * ("--mtp-num-layers" in self.model.flags)
-        yield (
-            f"--pipeline-model-parallel-layout E{'t' * each}|({'t' * each}|)*{stages - 2}"
-            f"{'t' * rest}{further}L"
-        )
+        else:
+            further = "m" * ("--mtp-num-layers" in self.model.flags)
+            yield (
+                f"--pipeline-model-parallel-layout E{'t' * each}|({'t' * each}|)*{stages - 2}"
+                f"{'t' * rest}{further}L"
+            )
 
 
 def read_shared(path: Path) -> tuple[list[SharedRun], dict[int, str]]:

@@ -3,7 +3,7 @@
 A count lists what a pass of one rank launches, sends and keeps (``count.py``).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Final, Protocol
@@ -117,6 +117,7 @@ def costs_of(
             passes[kind] = _table(counts, kind, plan, seconds)
             if kind in CHUNKED_KINDS and _exchanges(counts, kind, hidden):
                 waits[kind] = _table(counts, kind, plan, partial(_wait, price, seconds, hidden))
+            if kind in CHUNKED_KINDS and _switches(counts, kind, hidden):
                 journeys[kind] = _table(counts, kind, plan, partial(_journeys, hidden))
             if kind == "W" and not set(hidden) <= set(OF_EXPERTS):
                 journeys[kind] = _table(counts, kind, plan, partial(_pieces, hidden))
@@ -138,8 +139,22 @@ def _exchange(work: Work, hidden: Collection[str]) -> tuple[Collective, ...]:
 
 
 def _exchanges(counts: Sequence[RankCount], kind: PassKind, hidden: Collection[str]) -> bool:
-    own = (pass_ for count in counts for (known, _), pass_ in count.passes.items() if known == kind)
+    own = _passes(counts, kind)
     return any(_exchange(work, hidden) for pass_ in own for work, _ in pass_.parts)
+
+
+def _switches(counts: Sequence[RankCount], kind: PassKind, hidden: Collection[str]) -> bool:
+    """Return whether a pass of a kind switches to the other one of its pair, waiting or not.
+
+    A B without sequence parallelism waits for no collective, but switches at its reductions.
+    """
+    return any(_journeys(hidden, pass_) for pass_ in _passes(counts, kind))
+
+
+def _passes(counts: Sequence[RankCount], kind: PassKind) -> Iterator[PassCount]:
+    return (
+        pass_ for count in counts for (known, _), pass_ in count.passes.items() if known == kind
+    )
 
 
 def _wait(

@@ -96,6 +96,19 @@ def test_b_also_switches_at_reductions_that_it_would_hide_itself() -> None:
     assert costs.journeys == {"B": [[2]]}
 
 
+def test_b_without_sequence_parallelism_lets_another_pass_work_and_waits_for_nothing() -> None:
+    """Its all-reduces begin beside products of W; in a pair the other pass has its turn instead."""
+    launch = product(2, 3, 4)
+    reduction = Collective("all_reduce", "tensor", 2, 500)
+    layer = Work((launch, Begin((reduction,)), launch))
+    count = RankCount({("F", 0): PassCount.of(layer), ("B", 0): PassCount.joined([(layer, 3)])})
+    plan = make_plan("1f1b", "none", 1, 1)
+    costs = costs_of([count], plan, ByBytes(), hidden=LAYERS)
+    assert costs.waits == {}
+    assert costs.journeys == {"F": [[1]], "B": [[3]]}
+    assert costs_of([count], plan, ByBytes()).journeys == {}
+
+
 def test_w_lets_another_pass_work_after_every_product() -> None:
     launch = product(2, 3, 4)
     alone, gathers = Work((launch, launch)), Work((TENSOR, launch, TENSOR, launch))
