@@ -73,6 +73,7 @@ class Layout:
         order: of the ranks.
         slices: n into which every microbatch is cut along its sequence.
         offloaded: chunks of a rank whose activations wait on the host.
+        group: microbatches that go through a chunk before any enters the next; ``None``: p.
     """
 
     ranks: int
@@ -98,6 +99,7 @@ class Layout:
     order: Order = "tp-dp-pp"
     slices: int = 1
     offloaded: int | None = None
+    group: int | None = None
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -114,6 +116,7 @@ class Layout:
         options += "-recomputed" * self.vocab_recompute
         options += f"-ahead{self.recompute_ahead}" * (self.recompute_ahead is not None)
         options += "" if self.offloaded is None else f"-host{self.offloaded}"
+        options += "" if self.group is None else f"-groups{self.group}"
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -234,6 +237,7 @@ class Job:
                 planning=PlanSettings(
                     schedule_file=layout.file,
                     zero_bubble_max_pending_backward=layout.memory_limit,
+                    microbatch_group_size_per_virtual_pipeline_stage=layout.group,
                 ),
                 recompute_ahead=layout.recompute_ahead,
                 offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
