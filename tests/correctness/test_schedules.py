@@ -150,3 +150,12 @@ def test_groups_of_more_microbatches_than_ranks(
 ) -> None:
     """The last of five microbatches, or the last two of ten slices, are a smaller group."""
     check(ranks, expected, job(layout.ranks, tied=True, iterations=QUICK_ITERATIONS), layout)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_an_embedding_alone_on_the_first_stage(
+    schedule: str, ranks: RankPool, expected: Callable[[Job], Expected]
+) -> None:
+    """The first rank trains the embedding, and hands it on as it is."""
+    layout = Layout(2, "none", schedule, first=0)
+    check(ranks, expected, job(2, tied=True, iterations=QUICK_ITERATIONS), layout)
