@@ -34,6 +34,7 @@ def plan(
     *,
     vocabulary: str = "none",
     chunks: int | None = None,
+    group: int | None = None,
     memory_limit: float | None = None,
     split_backward: bool = False,
     costs: Mapping[str, Time] | None = None,
@@ -55,6 +56,8 @@ def plan(
         vocabulary: treatment of the embedding and the output layer: ``none`` (the first and the
             last stage have them), ``vocab-1``, ``vocab-2``, ``naive`` or ``interlaced``.
         chunks: model chunks of a rank, for a schedule that can have several.
+        group: microbatches that go through a chunk before any of them enters the next, at least p,
+            for ``interleaved``.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit. ``zb-v``, ``v-half`` and ``v-min`` use a larger limit for a shorter plan.
         split_backward: make the weight gradients separate passes W, even if the schedule does not.
@@ -75,6 +78,7 @@ def plan(
             microbatches,
             named_costs(costs),
             chunks=chunks,
+            group=group,
             memory_limit=memory_limit,
             split_backward=split_backward,
             seconds=seconds,

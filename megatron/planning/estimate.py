@@ -100,8 +100,11 @@ def planned_microbatches(request: Request) -> int:
     with pairs needs two more rounds.
     """
     p, m, n = request.ranks, request.microbatches, request.slices
-    known, pairs = SCHEDULES.get(request.schedule), 2 * p * request.joined
-    if known is None or (rounds := ceil(2 * p / known.kept / n) + 1 + (n > 1) + pairs) >= m:
+    pairs = 2 * p * request.joined
+    if request.schedule not in SCHEDULES:
+        return m
+    known = request.catalogued
+    if (rounds := ceil(2 * p / known.kept / n) + 1 + (n > 1) + pairs) >= m:
         return m
     group = max(block_of(request, known).group, 1)
     few = min(rounds + (m - rounds) % (group // gcd(group, n)), m)

@@ -122,6 +122,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         parallel.pipeline_size,
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
+        group=parallel.planning.group if "group" in traits.options else None,
         memory_limit=parallel.planning.memory_limit,
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.planning.schedule_file,

@@ -5,6 +5,7 @@ Flags that ask for different things are refused.
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Final
 
 from megatron.flags.groups import Flags, faults_of
 from megatron.flags.rules import notes, refuses
@@ -15,6 +16,7 @@ from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
     CHUNKS,
+    DEFAULT_SCHEDULE,
     FILE_SCHEDULES,
     LAYOUT,
     Ask,
@@ -31,12 +33,14 @@ from megatron.run.schedule import (
 )
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainFlags
-from megatron.schedules.catalogue import TRAITS
+from megatron.schedules.catalogue import GROUPED_SCHEDULES, TRAITS
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
 from megatron.schedules.settings import PlanSettings, SliceSettings
+
+_GROUP: Final = "microbatch_group_size_per_virtual_pipeline_stage"
 
 
 @refuses
@@ -139,6 +143,42 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
             "--zero-bubble-max-pending-backward MICROBATCHES"
         )
+
+
+@refuses
+def _groups_of_schedule(flags: Flags) -> Iterator[str]:
+    """Refuse groups of microbatches in another schedule, and groups smaller than the pipeline.
+
+    Without a flag that asks for a schedule, groups have no effect, as in Megatron.
+    """
+    schedule, size = schedule_of(flags), flags[PlanSettings].group
+    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    for given in given_flags(flags[PlanSettings], _GROUP) if any(schedules_asked(flags)) else ():
+        if schedule not in GROUPED_SCHEDULES and not TRAITS[schedule].compares:
+            yield (
+                f"{given}: {schedule} has no groups of a size to choose: leave it out, or take "
+                f"--pipeline-schedule {' or '.join(GROUPED_SCHEDULES)}"
+            )
+        elif size is not None and size < ranks:
+            yield (
+                f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
+                f"would wait for the last one in every turn: give {ranks} or more, or take "
+                "--pipeline-schedule gis-h, whose groups have half as many as ranks"
+            )
+
+
+@notes
+def _idle_groups(flags: Flags) -> Iterator[str]:
+    """Note groups of microbatches that are as they would be without the flag."""
+    size, ranks = flags[PlanSettings].group, flags[ParallelFlags].pipeline_model_parallel_size
+    for given in given_flags(flags[PlanSettings], _GROUP):
+        if not any(schedules_asked(flags)):
+            yield (
+                f"{given} changes nothing: only chunks take turns in groups of microbatches, and "
+                f"{DEFAULT_SCHEDULE} has one chunk a rank"
+            )
+        elif size == ranks:
+            yield f"{given} changes nothing: groups are as large as the pipeline anyway"
 
 
 @refuses

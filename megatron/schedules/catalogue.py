@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, Literal
 
 from megatron.schedules.blocks.block import Block
@@ -22,7 +23,7 @@ PAPER_KEPT: Final = 32 / 74
 the limit of ZB-2p is counted with this share. All other schedules count the activations between B
 and W in full."""
 
-Option = Literal["chunks", "split_backward", "file", "seconds", "shortened"]
+Option = Literal["chunks", "group", "split_backward", "file", "seconds", "shortened"]
 """An option of a request that only some schedules take."""
 
 
@@ -102,6 +103,8 @@ class Schedule(Traits):
             plan may then hold as many microbatches as the limit allows.
         bubble_free: whether no rank idles between its first and its last pass, if passes of all
             kinds take equally long.
+        in_groups: makes the same schedule with groups of a given number of microbatches, at least
+            p; ``None``: a request cannot choose the number.
     """
 
     block: Callable[[int, int, int], Block]
@@ -109,6 +112,7 @@ class Schedule(Traits):
     searched: bool = False
     fills: bool = False
     bubble_free: bool = False
+    in_groups: "Callable[[int], Schedule] | None" = None
     options: frozenset[Option] = field(
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
@@ -125,6 +129,28 @@ class Schedule(Traits):
         chain = 2 * ranks / 3 if self.split else ranks
         steady = 0.0 if self.bubble_free else (ranks - 1) / (3 if self.split else chunks)
         return max(steady, chain - microbatches)
+
+
+@cache  # plans of one schedule are found again by it
+def _interleaved(group: int | None = None) -> Schedule:
+    """Return interleaved 1F1B in groups of so many microbatches; ``None``: of p."""
+
+    def size(p: int, m: int) -> int:
+        """Return the microbatches of a full group; there are no more than all of them."""
+        return p if group is None else min(group, max(m, p))
+
+    return Schedule(
+        title="Interleaved 1F1B",
+        description="1F1B of v chunks a rank",
+        paper="arXiv 2104.04473",
+        block=lambda p, m, v: interleaved(p, v, size(p, m)),
+        promise=lambda p, m, v: ((v - 1) * size(p, m) + 2 * (p - 1) + 1) / v,
+        chunks=2,
+        chunk_step=1,
+        split=False,
+        in_groups=_interleaved,
+        options=frozenset({"chunks", "group", "split_backward", "shortened"}),
+    )
 
 
 SCHEDULES: Final[Mapping[str, Schedule]] = {
@@ -144,16 +170,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
         promise=lambda p, m, v: p,
         split=False,
     ),
-    "interleaved": Schedule(
-        title="Interleaved 1F1B",
-        description="1F1B of v chunks a rank",
-        paper="arXiv 2104.04473",
-        block=lambda p, m, v: interleaved(p, v),
-        promise=lambda p, m, v: (v - 1) * p / v + (2 * (p - 1) + 1) / v,
-        chunks=2,
-        chunk_step=1,
-        split=False,
-    ),
+    "interleaved": _interleaved(),
     "hanayo": Schedule(
         title="Hanayo",
         description="a microbatch goes down the ranks and up again (one wave), v / 2 times",
@@ -302,6 +319,8 @@ TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items()
 """The names that ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
 """The schedules for which a request may choose the number of chunks per rank."""
+GROUPED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, s in SCHEDULES.items() if s.in_groups)
+"""The schedules for which a request may choose the number of microbatches of a group."""
 PAIRED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.pairs)
 """The schedules that are made for pairs."""
 TRIED_FIRST: Final = ("zb-v", "interleaved", "dualpipe-v", "1f1b", "zb-h1", "v-half", "v-min")

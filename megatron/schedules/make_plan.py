@@ -84,7 +84,8 @@ def one_microbatch_of(request: Request) -> Plan:
         request: asks for a schedule that has a block, or for one with one chunk per rank and a
             split backward.
     """
-    return one_microbatch(request, SCHEDULES.get(request.schedule, SCHEDULES["zb-h1"]))
+    has_block = request.schedule in SCHEDULES
+    return one_microbatch(request, request.catalogued if has_block else SCHEDULES["zb-h1"])
 
 
 def least_time_of(request: Request) -> float:
@@ -103,9 +104,10 @@ def as_compared(request: Request) -> Request:
     ``auto`` itself checks whether a plan keeps the memory limit. So the request has no limit,
     unless the schedule is one that fills memory up to its limit.
     """
-    schedule, limit = SCHEDULES.get(request.schedule), request.memory_limit
-    if schedule is None or limit is None:
+    limit = request.memory_limit
+    if request.schedule not in SCHEDULES or limit is None:
         return request
+    schedule = request.catalogued
     if schedule.fills and limit >= promised(request, schedule):
         return request
     return replace(request, memory_limit=None)
@@ -126,7 +128,7 @@ def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
             "that spreads the output layer, or one schedule after the other"
         )
     if request.schedule in SCHEDULES:
-        return block_of(request, SCHEDULES[request.schedule]).stages
+        return block_of(request, request.catalogued).stages
     return tuple((rank, 0) for rank in range(request.ranks))
 
 
@@ -161,7 +163,7 @@ def _found(request: Request, watch: Watch) -> Found:
             assert request.memory_limit is not None
             return Found(plan_within(request, request.memory_limit, watch), "zb-auto")
         case name:
-            return Found(plan_from_block(request, SCHEDULES[name], watch), name)
+            return Found(plan_from_block(request, request.catalogued, watch), name)
 
 
 def _found_joined(request: Request, watch: Watch) -> Found:
@@ -178,7 +180,7 @@ def _found_joined(request: Request, watch: Watch) -> Found:
             is_shorter = earliest_end(plan, costs) <= earliest_end(plain.plan, costs)
             return found._replace(plan=plan, bound=None) if plan.pairs and is_shorter else plain
         request = replace(request, schedule=found.schedule, costs=costs)
-    schedule, costs = SCHEDULES[request.schedule], request.costs
+    schedule, costs = request.catalogued, request.costs
     plans = _lengthened_with_pairs(request, watch) or _with_pairs(request, watch)
     best = min(plans, key=lambda plan: (earliest_end(plan, costs), max(in_flight(plan))))
     if best.pairs:
@@ -193,7 +195,7 @@ def _found_joined(request: Request, watch: Watch) -> Found:
 
 def _lengthened_with_pairs(request: Request, watch: Watch) -> list[Plan]:
     """Return plans with pairs whose pairs were chosen for fewer microbatches; maybe none."""
-    sought = sought_for_pairs(request, SCHEDULES[request.schedule])
+    sought = sought_for_pairs(request, request.catalogued)
     if sought.target is None:
         return []
     few = replace(request, microbatches=sought.microbatches)
@@ -208,7 +210,7 @@ def _with_pairs(request: Request, watch: Watch) -> list[Plan]:
     are in one. It may part passes that the block has side by side, so the order of the block is
     tried too, and then the block stretched for pairs (``blocks.for_pairs``).
     """
-    schedule, kept = SCHEDULES[request.schedule], request.traits.kept
+    schedule, kept = request.catalogued, request.traits.kept
     hidden = replace(request, costs=request.costs.without_waits())
     searched = plan_from_block(hidden, schedule, watch)
     limit = max(in_flight(searched, kept))
@@ -246,7 +248,7 @@ class _ComparedRequest:
         request = self.request
         self.watch.next_plan()
         if request.schedule in SCHEDULES:
-            return plan_from_block(request, SCHEDULES[request.schedule], self.watch)
+            return plan_from_block(request, request.catalogued, self.watch)
         assert request.memory_limit is not None
         return plan_within(request, request.memory_limit, self.watch)
 

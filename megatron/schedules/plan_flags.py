@@ -13,6 +13,7 @@ PLAN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabulary": ("--vocab-parallel", "--vocab"),
     "ranks": ("--pipeline-model-parallel-size", "--ranks"),
     "chunks": ("--num-virtual-stages-per-pipeline-rank", "--chunks"),
+    "group": ("--microbatch-group-size-per-virtual-pipeline-stage", "--group"),
     "slices": ("--num-seq-splits", "--slices"),
     "memory_limit": ("--zero-bubble-max-pending-backward", "--memory-limit"),
     "file": ("--schedule-file", "--file"),

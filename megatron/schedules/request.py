@@ -8,9 +8,12 @@ from typing import Final
 
 from megatron.schedules.catalogue import (
     CHUNKED_SCHEDULES,
+    GROUPED_SCHEDULES,
     SCHEDULE_NAMES,
+    SCHEDULES,
     TRAITS,
     Option,
+    Schedule,
     Traits,
 )
 from megatron.schedules.costs import UNIT_COSTS, Costs
@@ -26,6 +29,7 @@ MOST_FORWARDS: Final = 4_000_000
 
 _WHY_UNUSED: Final[Mapping[Option, str]] = {
     "chunks": f"its plans have a number of their own; {' or '.join(CHUNKED_SCHEDULES)} takes one",
+    "group": f"only {' or '.join(GROUPED_SCHEDULES)} has groups whose size can be chosen",
     "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
     "file": "a plan file goes with the schedule 'file'",
     "seconds": "only 'optimal' searches for as long as it may",
@@ -47,6 +51,8 @@ class Request:
             chunks, they are the costs of all chunks of a rank together.
         slices: slices n into which every microbatch is cut along its sequence.
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
+        group: microbatches that go through a chunk before any of them enters the next, at least p,
+            for a schedule of ``GROUPED_SCHEDULES``; with slices, slices. ``None``: p.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
@@ -76,6 +82,7 @@ class Request:
     _: KW_ONLY
     slices: int = 1
     chunks: int | None = None
+    group: int | None = None
     memory_limit: float | None = None
     split_backward: bool = False
     file: Path | None = None
@@ -97,6 +104,14 @@ class Request:
     def traits(self) -> Traits:
         """The facts about the schedule."""
         return TRAITS[self.schedule]
+
+    @property
+    def catalogued(self) -> Schedule:
+        """The row of the catalogue of a schedule that has a block, with the wanted groups."""
+        known = SCHEDULES[self.schedule]
+        if self.group is None or known.in_groups is None:
+            return known
+        return known.in_groups(self.group)
 
     @property
     def treatment(self) -> Treatment:
@@ -127,6 +142,12 @@ class Request:
         if self.slices < 1:
             raise ValueError(
                 f"a microbatch has at least 1 slice, got {self.slices}: 1 leaves it whole"
+            )
+        if self.group is not None and self.group < self.ranks:
+            raise ValueError(
+                f"groups of {counted(self.group, 'microbatch')} are smaller than the pipeline of "
+                f"{counted(self.ranks, 'rank')}, so rank 0 would wait in every turn for the last "
+                f"rank: take {self.ranks} or more"
             )
         chunks = self.chunks or self.traits.chunks
         if (forwards := self.ranks * chunks * self.units) > MOST_FORWARDS:

@@ -6,8 +6,8 @@ from typing import Final
 
 from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import flag
-from megatron.flags.ranges import BANDWIDTH, PATIENCE, Range
-from megatron.schedules.catalogue import PAIRED_SCHEDULES
+from megatron.flags.ranges import BANDWIDTH, COUNT, PATIENCE, Range
+from megatron.schedules.catalogue import GROUPED_SCHEDULES, PAIRED_SCHEDULES
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 ALL_CHUNKS: Final = 1_000_000
@@ -32,6 +32,12 @@ class PlanSettings:
         "auto takes a schedule within this limit. A schedule that needs more is refused.",
         Range(1, 10**12), unset="no limit",
         metavar="MICROBATCHES")
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
+        "Microbatches that go through a model chunk before any of them enters the next: at least "
+        "as many as there are pipeline ranks. With more, messages from the last rank to the first "
+        "have more time, and a rank holds more. With slices, so many slices. For "
+        f"{' or '.join(GROUPED_SCHEDULES)}.", COUNT, metavar="MICROBATCHES",
+        unset="as many as pipeline ranks")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
         "0 has found. Without this flag a search ends by a count of its work, so every machine "
@@ -45,6 +51,11 @@ class PlanSettings:
         "same settings. Then it names the settings or schedules that it did not try.",
         PATIENCE, idle_without="--dry-run")
     # fmt: on
+
+    @property
+    def group(self) -> int | None:
+        """Microbatches of a group, for a schedule of ``GROUPED_SCHEDULES``; ``None``: p."""
+        return self.microbatch_group_size_per_virtual_pipeline_stage
 
     @property
     def memory_limit(self) -> float | None:

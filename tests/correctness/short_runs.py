@@ -73,6 +73,8 @@ class Layout:
         order: of the ranks.
         slices: n into which every microbatch is cut along its sequence.
         offloaded: chunks of a rank whose activations wait on the host.
+        group: microbatches that go through a chunk before any enters the next; ``None``: p.
+        first: layers of the first stage; ``None``: as the treatment spreads them.
     """
 
     ranks: int
@@ -98,6 +100,8 @@ class Layout:
     order: Order = "tp-dp-pp"
     slices: int = 1
     offloaded: int | None = None
+    group: int | None = None
+    first: int | None = None
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -114,6 +118,8 @@ class Layout:
         options += "-recomputed" * self.vocab_recompute
         options += f"-ahead{self.recompute_ahead}" * (self.recompute_ahead is not None)
         options += "" if self.offloaded is None else f"-host{self.offloaded}"
+        options += "" if self.group is None else f"-groups{self.group}"
+        options += "" if self.first is None else f"-first{self.first}"
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -206,7 +212,7 @@ class Job:
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
         alike = layout.replicas * layout.context
-        redistributed = TREATMENTS[layout.vocabulary].redistributed
+        spread = "redis" if TREATMENTS[layout.vocabulary].redistributed else "remainder"
         return RunConfig(
             model=read_model(
                 dataclasses.asdict(self.options)
@@ -234,10 +240,13 @@ class Job:
                 planning=PlanSettings(
                     schedule_file=layout.file,
                     zero_bubble_max_pending_backward=layout.memory_limit,
+                    microbatch_group_size_per_virtual_pipeline_stage=layout.group,
                 ),
                 recompute_ahead=layout.recompute_ahead,
                 offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
-                layers=LayerDistribution("redis" if redistributed else "remainder"),
+                layers=LayerDistribution(
+                    spread if layout.first is None else "even", first=layout.first
+                ),
                 experts=ExpertRankSettings(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaSettings(
                     size=alike,

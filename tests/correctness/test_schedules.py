@@ -86,7 +86,8 @@ def check(ranks: RankPool, expected: Callable[[Job], Expected], job: Job, layout
     """Compare a run in ``layout`` with the plain GPT and with one rank."""
     by_rank, wanted = run(ranks, job, layout), expected(job)
     plan = make_run_plan(job.config(layout)).plan
-    assert [own.peak_in_flight / plan.chunks for own in by_rank] == in_flight(plan)
+    units = plan.chunks * plan.slices
+    assert [own.peak_in_flight / units for own in by_rank] == in_flight(plan)
     assert [own.left_in_store for own in by_rank] == [0] * layout.ranks
     assert all(own.losses == by_rank[0].losses for own in by_rank)
     assert by_rank[0].losses == pytest.approx(wanted.alone.losses, rel=1e-5)
@@ -132,3 +133,29 @@ def test_every_schedule_and_treatment(
     tmp_path: Path,
 ) -> None:
     check(ranks, expected, job(p, tied, iterations), layout(schedule, treatment, p, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", "interleaved", group=3),
+        Layout(2, "none", "interleaved", group=4, slices=2),
+        full(Layout(2, "interlaced", "interleaved", group=3)),
+        full(Layout(2, "vocab-1", "interleaved", group=8)),
+    ],
+    ids=str,
+)
+def test_groups_of_more_microbatches_than_ranks(
+    layout: Layout, ranks: RankPool, expected: Callable[[Job], Expected]
+) -> None:
+    """The last of five microbatches, or the last two of ten slices, are a smaller group."""
+    check(ranks, expected, job(layout.ranks, tied=True, iterations=QUICK_ITERATIONS), layout)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_an_embedding_alone_on_the_first_stage(
+    schedule: str, ranks: RankPool, expected: Callable[[Job], Expected]
+) -> None:
+    """The first rank trains the embedding, and hands it on as it is."""
+    layout = Layout(2, "none", schedule, first=0)
+    check(ranks, expected, job(2, tied=True, iterations=QUICK_ITERATIONS), layout)

@@ -149,6 +149,43 @@ def test_chunks_of_a_rank(run: Callable[..., Any], flags: str, chunks: int | Non
     assert run(flags).parallel.virtual_stages == chunks
 
 
+GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
+
+
+@pytest.mark.parametrize(
+    ("flags", "notes"),
+    [
+        ("--num-virtual-stages-per-pipeline-rank 2", []),
+        ("--pipeline-schedule auto", []),
+        ("", [f"{GROUP} 4 changes nothing: only chunks take turns"]),
+        (
+            "--num-layers-per-virtual-pipeline-stage 4",
+            ["-stage 4 changes nothing", f"{GROUP} 4 changes nothing: only chunks take turns"],
+        ),
+    ],
+)
+def test_groups_of_microbatches(run: Callable[..., Any], flags: str, notes: list[str]) -> None:
+    config = run(f"{flags} {GROUP} 4")
+    assert config.parallel.planning.group == 4
+    told = [note for note in config.notes if "changes nothing" in note]
+    assert len(told) == len(notes)
+    assert all(part in note for part, note in zip(notes, told, strict=True))
+
+
+def test_groups_as_large_as_the_pipeline_are_those_of_every_run(run: Callable[..., Any]) -> None:
+    config = run(f"--pipeline-schedule interleaved {GROUP} 2")
+    assert f"{GROUP} 2 changes nothing: groups are as large as the pipeline anyway" in config.notes
+    assert make_run_plan(config).plan == make_run_plan(run("--pipeline-schedule interleaved")).plan
+
+
+def test_a_run_has_the_groups_that_it_asks_for(run: Callable[..., Any]) -> None:
+    plan = make_run_plan(run(f"--pipeline-schedule interleaved {GROUP} 4")).plan
+    entered = [(item.microbatch, item.chunk) for item in plan.rows[0] if item.kind == "F"]
+    assert entered == [
+        (i, chunk) for first in (0, 4) for chunk in (0, 1) for i in range(first, first + 4)
+    ]
+
+
 @pytest.mark.parametrize("treatment", TREATMENTS)
 def test_every_treatment_has_its_name(run: Callable[..., Any], treatment: str) -> None:
     parallel = run(f"--vocab-parallel {treatment}").parallel
@@ -268,6 +305,14 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
         (
             "--enable-zero-bubble --pipeline-schedule 1f1b",
             "--enable-zero-bubble zb-1p --pipeline-schedule 1f1b give one",
+        ),
+        (
+            f"--pipeline-schedule zb-v {GROUP} 4",
+            f"{GROUP} 4 zb-v size leave --pipeline-schedule interleaved",
+        ),
+        (
+            f"--num-virtual-stages-per-pipeline-rank 2 {GROUP} 1",
+            f"{GROUP} 1 --pipeline-model-parallel-size 2 2 or more gis-h",
         ),
         (
             "--zero-bubble-v-schedule --num-virtual-stages-per-pipeline-rank 2",

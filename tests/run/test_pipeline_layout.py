@@ -177,3 +177,33 @@ def test_a_rank_without_anything_to_train_names_the_layout() -> None:
     config = run("--pipeline-model-parallel-layout Et*8||t*4|t*4L")
     with pytest.raises(ValueError, match=r"layout Et\*8\|\|t\*4\|t\*4L leaves rank 1 without"):
         make_run_plan(config)
+
+
+STANDALONE = "--standalone-embedding-stage"
+
+
+def test_an_embedding_alone_on_the_first_stage_is_a_layout() -> None:
+    """Megatron's older flag makes the stages of a layout that begins with ``E|``."""
+    found = run(f"--num-layers 15 {STANDALONE}")
+    wanted = run("--num-layers 15 --pipeline-model-parallel-layout E|t*5|t*5|t*5L")
+    assert f"{STANDALONE} is read as --decoder-first-pipeline-num-layers 0" in found.notes
+    alone, written = make_run_plan(found), make_run_plan(wanted)
+    assert alone.layers == written.layers == (0, 5, 5, 5)
+    assert alone.plan == written.plan
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--vocab-parallel vocab-2", f"{STANDALONE} embedding split over all ranks leave it out"),
+        ("--enable-vocab-parallel", f"{STANDALONE} embedding split over all ranks leave it out"),
+        ("--use-interlaced-schedule", f"{STANDALONE} embedding split over all ranks leave it out"),
+        ("--vocab-parallel redis", "--vocab-parallel redis -first-pipeline-num-layers 0 give one"),
+        ("--num-virtual-stages-per-pipeline-rank 2", "-layers 0 interleaved --layer-distribution"),
+        ("--decoder-first-pipeline-num-layers 2", f"{STANDALONE} contradicts -layers 2 give one"),
+    ],
+)
+def test_an_embedding_alone_is_refused_where_another_flag_places_it(flags: str, words: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are checked below
+        run(f"--num-layers 15 {flags} {STANDALONE}")
+    assert_in_order(words, str(caught.value))

@@ -190,21 +190,26 @@ def gpipe_row(microbatches: int) -> list[str]:
     return [f"{kind}{i}" for kind in "FB" for i in range(microbatches)]
 
 
-def interleaved_row(ranks: int, rank: int, microbatches: int, chunks: int) -> list[str]:
+def interleaved_row(
+    ranks: int, rank: int, microbatches: int, chunks: int, size: int | None = None
+) -> list[str]:
     """Return a row of interleaved 1F1B (arXiv 2104.04473, section 2.2).
 
-    ``microbatches`` is a multiple of ``ranks``. Groups of p microbatches take one chunk after the
-    other, backwards from the last chunk down. The warm-up is that of Megatron-LM.
+    Groups of ``size`` microbatches, else of p, take one chunk after the other, backwards from the
+    last chunk down. The last group has the microbatches that are left over, and Megatron-LM asks
+    that they be at least p. The warm-up is that of Megatron-LM.
     """
+    size = size or ranks
+    assert microbatches % size == 0 or microbatches % size >= ranks
     order = [
-        (group * ranks + i, chunk)
-        for group in range(microbatches // ranks)
+        (i, chunk)
+        for first in range(0, microbatches, size)
         for chunk in range(chunks)
-        for i in range(ranks)
+        for i in range(first, min(first + size, microbatches))
     ]
     forwards = [label("F", i, chunk) for i, chunk in order]
     backwards = [label("B", i, chunks - 1 - chunk) for i, chunk in order]
-    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(order))
+    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * size, len(order))
     row = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         row += [forward, backward]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
-from megatron.schedules.catalogue import SCHEDULES, TRAITS
+from megatron.schedules.catalogue import SCHEDULES, TRAITS, Schedule
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import held_changes, peak_held
@@ -65,6 +65,7 @@ class Case(NamedTuple):
         seed: of the costs that place the passes; ``None`` for the block's own order.
         ahead: chunks that a rank may hold between R and B; ``None`` without R.
         slices: slices of every microbatch.
+        group: microbatches of a group; ``None``: as many as the schedule has by itself.
     """
 
     schedule: str
@@ -75,6 +76,13 @@ class Case(NamedTuple):
     seed: int | None = None
     ahead: int | None = None
     slices: int = 1
+    group: int | None = None
+
+    @property
+    def catalogued(self) -> Schedule:
+        """The row of the catalogue of a schedule that has a block, with these groups."""
+        known = SCHEDULES[self.schedule]
+        return known.in_groups(self.group) if self.group and known.in_groups else known
 
     @property
     def plan(self) -> Plan:
@@ -128,6 +136,7 @@ def _plan(case: Case) -> Plan:
             recompute_ahead=case.ahead,
             shortened=case.seed is not None,
             slices=case.slices,
+            group=case.group,
         )
 
 
@@ -162,7 +171,8 @@ def cases(
     microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
     seed = draw(seeds) if shortened else None
     ahead = draw(st.sampled_from([None, None, 1, 2]))
-    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead, number)
+    group = draw(st.none() | st.integers(ranks, 3 * ranks)) if "group" in known.options else None
+    return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead, number, group)
 
 
 def random_costs(seed: int, ranks: int, chunks: int = 1, unit: float = 1.0) -> Costs:

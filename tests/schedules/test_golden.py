@@ -77,6 +77,18 @@ def test_interleaved_is_that_of_megatron(p: int, groups: int, v: int) -> None:
     assert rows(in_block_order("interleaved", p, groups * p, v)) == expected
 
 
+@settings(max_examples=examples(60))
+@given(st.data(), st.integers(1, 8), st.integers(2, 4), st.integers(1, 3))
+def test_interleaved_in_larger_groups_is_that_of_megatron(
+    data: st.DataObject, p: int, v: int, full: int
+) -> None:
+    """Also where the last group is smaller than the others, but not smaller than the pipeline."""
+    size = data.draw(st.integers(p, 3 * p))
+    m = full * size + data.draw(st.just(0) | st.integers(p, size))
+    plan = make_plan("interleaved", "none", p, m, chunks=v, group=size, shortened=False)
+    assert rows(plan) == [by_hand.interleaved_row(p, rank, m, v, size) for rank in range(p)]
+
+
 @settings(max_examples=examples(30))
 @given(st.integers(2, 16))
 def test_v_shapes_alternate_the_chunks_at_the_turn(p: int) -> None:

@@ -16,6 +16,7 @@ from schedules.cases import BARRIERS, NAMES, UNGROUPED, Case, cases, random_cost
 from megatron.schedules.blocks.with_slices import units_in_flight
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.check import check
+from megatron.schedules.costs import UNIT_COSTS
 from megatron.schedules.held import in_flight, peak_held
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
@@ -70,7 +71,7 @@ def assert_memory_promise(case: Case) -> None:
     if case.memory_limit is not None:
         assert peak <= case.memory_limit
         return
-    known, units = SCHEDULES[case.schedule], case.microbatches * case.slices
+    known, units = case.catalogued, case.microbatches * case.slices
     promise = known.promise(case.ranks, units, case.chunks)
     if case.vocabulary == "interlaced" and not known.split:
         promise = max(1.5 * promise + 1, promise + 2)
@@ -165,6 +166,23 @@ def test_what_the_blocks_hold_is_what_the_papers_say(p: int) -> None:
 def test_what_interleaved_holds_is_what_megatrons_does(p: int, v: int) -> None:
     """A warm-up of (v - 1) p + 2 (p - 1) chunks on rank 0, and the one in hand."""
     assert block_peak("interleaved", "none", p, v) == ((v - 1) * p + 2 * (p - 1) + 1) / v
+
+
+@settings(max_examples=examples(30))
+@given(st.data(), st.integers(1, 8), st.integers(2, 4), st.integers(0, 40))
+def test_what_larger_groups_cost(data: st.DataObject, p: int, v: int, more: int) -> None:
+    """(v - 1) (g - p) chunks more, and no time, if the last group is no smaller than the pipeline.
+
+    A smaller one idles as it does in groups of p: the first rank waits for the last one.
+    """
+    group, m = data.draw(st.integers(p, 3 * p)), p + more
+    plan = make_plan("interleaved", "none", p, m, chunks=v, group=group, shortened=False)
+    full = min(group, m)
+    assert round(v * max(in_flight(plan))) <= min((v - 1) * full + 2 * (p - 1) + 1, v * m)
+    if m >= group + p:
+        assert round(v * max(in_flight(plan))) == (v - 1) * full + 2 * (p - 1) + 1
+    if m % group == 0 or m % group >= p:
+        assert by_hand.span(plan, UNIT_COSTS) == 3 * (v * m + p - 1)
 
 
 @settings(max_examples=examples(30))

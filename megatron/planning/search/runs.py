@@ -17,7 +17,7 @@ from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.settings import PlanSettings, SliceSettings
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.ways_folder import is_shown
@@ -207,9 +207,10 @@ def promise_of(line: Line) -> Promise:
         ranks,
         microbatches,
         chunks=chunks,
+        group=flags[PlanSettings].group if known.in_groups else None,
         slices=flags[SliceSettings].num_seq_splits,
     )
-    held = max(1.0, min(promised(request, known), microbatches))
+    held = max(1.0, min(promised(request, request.catalogued), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
     bubble = known.rough_bubble(ranks, chunks or known.chunks, microbatches * request.slices)
     return Promise(held, bubble / request.slices, waiting)

@@ -6,12 +6,14 @@ order the passes: the plan holds no times, and can be simulated with any costs.
 In some schedules (interleaved, Hanayo) chunks take turns: a group of microbatches goes through one
 chunk before any of them enters the next. The microbatches of a group follow one another after
 ``interval``, and groups follow one another after ``period``. A turn may cover several chunks: in
-Hanayo it covers two, one down the ranks and one up again.
+Hanayo it covers two, one down the ranks and one up again. If the last group is not full, its turns
+may be shorter.
 
 If microbatches are cut into slices (``with_slices``), slices take the place of microbatches: a
 block repeats its passes for every slice of every microbatch, a *unit*.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -53,6 +55,8 @@ class Block:
         treatment: as in ``Plan``.
         group: microbatches of a group; 0 if chunks do not take turns.
         chunks_per_turn: chunks that a microbatch goes through in one turn.
+        least_group: the fewest microbatches for which a turn of the last group may be as short as
+            it has microbatches; 0: every turn is as long as that of a full group.
         has_pairs: whether an F may be joined with a B that follows at once (``schedules.pairs``).
             Then no vocabulary pass is put between the two.
         slices: slices of every microbatch (``with_slices``).
@@ -69,6 +73,7 @@ class Block:
     chunks_per_turn: int = 1
     has_pairs: bool = False
     slices: int = 1
+    least_group: int = 0
 
     def __post_init__(self) -> None:
         period = self.period
@@ -96,7 +101,12 @@ class Block:
     @cached_property
     def period(self) -> float:
         """Time after which the next group repeats the block."""
-        return self.interval * max(self.group * self.chunks // self.chunks_per_turn, 1)
+        return self.interval * max(self.group * self.turns, 1)
+
+    @cached_property
+    def turns(self) -> int:
+        """Turns in which a group goes through all chunks of a rank."""
+        return self.chunks // self.chunks_per_turn
 
     def offset(self, unit: int) -> float:
         """Return the time from the start of unit 0 to the start of ``unit``, in the same slot."""
@@ -107,12 +117,28 @@ class Block:
         """Return when a unit's repetition of ``slot`` starts."""
         return slot.start + self.offset(unit)
 
-    def units(self, microbatches: int) -> list[tuple[float, int, int]]:
-        """Return the offset, the microbatch and the place in its microbatch of every unit."""
-        return [
-            (self.offset(unit), *divmod(unit, self.slices))
-            for unit in range(microbatches * self.slices)
-        ]
+    def units(self, slot: Slot, microbatches: int) -> Iterator[tuple[float, int, int]]:
+        """Yield the start of ``slot``, the microbatch and the place in it, for every unit."""
+        units = microbatches * self.slices
+        rest = units % self.group if self.least_group else 0
+        saved = (self.group - max(rest, self.least_group)) * self.interval if rest else 0.0
+        early = self._turns_before(slot) * max(saved, 0.0)
+        for unit in range(units):
+            start = self.start(slot, unit) - early * (unit >= units - rest)
+            yield start, *divmod(unit, self.slices)
+
+    def _turns_before(self, slot: Slot) -> int:
+        """Return how many turns of the way forward, or of the way back, are over before a slot."""
+        turn = slot.chunk // self.chunks_per_turn
+        match slot.kind:
+            case "F":
+                return turn
+            case "B" | "W":
+                return self.turns - 1 - turn
+            case "IF":
+                return 0
+            case _:  # S and T follow the last F, and IB the last B
+                return self.turns - 1
 
     def slot(self, stage: int, kind: PassKind) -> Slot:
         """Return the slot of ``kind`` on ``stage``."""
@@ -137,15 +163,16 @@ def unroll(block: Block, microbatches: int) -> Plan:
     if microbatches < 1:
         raise ValueError(f"an iteration needs at least 1 microbatch, got {microbatches}")
     order = _ORDER_IN_STEP if block.treatment.synchronous else _ORDER_AT_ONE_TIME
-    units, last = block.units(microbatches), block.slices - 1
+    last = block.slices - 1
     rows = []
     for slots in block.rows:
         timed: list[tuple[float, int, Pass]] = []
-        for start, _, kind, chunk in slots:
+        for slot in slots:
+            kind, chunk = slot.kind, slot.chunk
             place, descends = order.index(kind), kind in DESCENDING_KINDS
             timed += [
-                (start + offset, place, Pass(kind, i, chunk, last - s if descends else s))
-                for offset, i, s in units
+                (start, place, Pass(kind, i, chunk, last - s if descends else s))
+                for start, i, s in block.units(slot, microbatches)
             ]
         timed.sort()
         rows.append(tuple(item for _, _, item in timed))
