@@ -23,7 +23,7 @@ from megatron.run.parallelism import number_of_replicas
 from megatron.run.run_config import RunConfig, resolve
 from megatron.run.saved_model import add_saved_model
 from megatron.run.saved_tokenizer import add_saved_tokenizer
-from megatron.run.topics import DECLARED, GROUPS
+from megatron.run.topics import DECLARED, GROUPS, TOPICS
 from megatron.run.train import TrainFlags
 from megatron.run.words import sort_words
 
@@ -88,7 +88,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         if speak:
-            show(help_text("pretrain_gpt.py [flags]", _PURPOSE, GROUPS))
+            show(help_text("pretrain_gpt.py [flags]", _PURPOSE, TOPICS))
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.expert_ranks import expert_ranks
-from megatron.run.parallelism import ParallelFlags
 from megatron.schedules.settings import PairSettings, SliceSettings
 
 
@@ -28,10 +28,9 @@ def hides_collectives(flags: Flags) -> bool:
 
 def _why_not(flags: Flags) -> str | None:
     """Return the reason why no pair hides collectives of tensor-parallel ranks, if there is one."""
-    parallel, slices = flags[ParallelFlags], flags[SliceSettings].num_seq_splits
-    if parallel.tensor_model_parallel_size == 1:
+    if flags[TensorRankSettings].size == 1:
         return "at --tensor-model-parallel-size 1: no ranks share a layer"
-    if slices != 1:
+    if flags[SliceSettings].num_seq_splits != 1:
         return "beside --num-seq-splits: no schedule joins the passes of slices"
     return None
 

@@ -10,7 +10,8 @@ from megatron.flags.groups import Flags, faults_of
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
-from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.parallel.settings import PipelineRankSettings
+from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
@@ -45,7 +46,7 @@ def _plan_size(flags: Flags) -> Iterator[str]:
 
     The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
-    train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    train, ranks = flags[TrainFlags], flags[PipelineRankSettings].size
     of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
     microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
@@ -154,7 +155,7 @@ def _plan_file(flags: Flags) -> Iterator[str]:
         return
     share = (train.micro_batch_size or 1) * number_of_replicas(flags)
     batch = train.global_batch_size or share
-    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    ranks = flags[PipelineRankSettings].size
     wanted = ranks, batch // share, treatment_of(flags), flags[SliceSettings].num_seq_splits
     for misfit in misfits(plan, *wanted):
         way_out = {

@@ -164,7 +164,6 @@ class TrainConfig:
     final_sets: tuple[EvaluationSet, ...] = ()
     full_validation: bool = False
     skip_train: bool = False
-    vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     captures_passes: bool = False
     could_capture: bool = True

@@ -17,11 +17,20 @@ from megatron.checkpoint.saved_model import read_model
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.grid import Order
-from megatron.parallel.settings import Dispatcher, ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import (
+    DeviceSettings,
+    Dispatcher,
+    ExpertRankSettings,
+    PipelineRankSettings,
+    ReplicaSettings,
+    TensorRankSettings,
+)
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
@@ -122,6 +131,12 @@ class Layout:
         return self.tensor * self.context * self.replicas * self.ranks
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        """Ranks that exchange heads, and sets of them, which make a ring; one level: empty."""
+        near = self.neighbours
+        return () if near == 1 else (near, self.context // near)
+
+    @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary."""
         return self.tensor * (self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1)
@@ -218,19 +233,15 @@ class Job:
                 }
             ),
             parallel=ParallelConfig(
-                pipeline_size=layout.ranks,
-                tensor_size=layout.tensor,
-                sequence_parallel=layout.sequence,
-                context_size=layout.context,
-                context_exchange=layout.exchange,
-                context_heads_size=layout.neighbours,
+                pipeline=PipelineRankSettings(layout.ranks),
+                tensor=TensorRankSettings(layout.tensor, layout.sequence),
+                context=ContextRankSettings(layout.context, layout.exchange, layout.levels),
+                vocabulary=ShardSettings(layout.vocab_recompute),
                 slices=SliceSettings(layout.slices),
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
-                device="cpu",
-                backend="gloo",
-                timeout_minutes=1,
+                devices=DeviceSettings("cpu", "gloo", 1),
                 planning=PlanSettings(
                     schedule_file=layout.file,
                     zero_bubble_max_pending_backward=layout.memory_limit,
@@ -258,7 +269,6 @@ class Job:
                 eval_interval=1,
                 eval_iters=2,
                 replicas=layout.replicas,
-                vocab_recompute=layout.vocab_recompute,
                 recomputation=layout.recomputation,
             ),
             optimizer=OptimizerSettings(

@@ -38,7 +38,7 @@ def test_errors_are_smaller_and_stages_change_nothing(model: str, ranks: RankPoo
     def gradients(config: RunConfig) -> Parameters:
         results = ranks.run(
             gradients_on_rank,
-            config.parallel.pipeline_size,
+            config.parallel.pipeline.size,
             config=config,
             parameters=rounded,
             batch=batch,

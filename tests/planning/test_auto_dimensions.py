@@ -333,7 +333,7 @@ def test_no_ring_passes_on_the_keys_of_slices() -> None:
     opened = run(f"{SLICES} --context-parallel-size 2 --cp-comm-type auto", 4)
     exchanges = defaultdict[int, set[str]](set)
     for own in opened.alternatives:
-        exchanges[own.parallel.slices.num_seq_splits].add(own.parallel.context_exchange)
+        exchanges[own.parallel.slices.num_seq_splits].add(own.parallel.context.exchange)
     kept = {"all_gather", "a2a"}
     assert exchanges == {1: {*kept, "p2p"}, 2: kept, 4: kept, 8: kept}
     found = with_gpus(opened)

@@ -18,6 +18,7 @@ from megatron.layers.patterns import LayerPattern
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.parallel.settings import DeviceSettings, PipelineRankSettings
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
 from megatron.planning.run_plan import make_run_plan
@@ -62,13 +63,11 @@ def config(
             vocab_size=vocab_size,
         ),
         parallel=ParallelConfig(
-            pipeline_size=ranks,
+            pipeline=PipelineRankSettings(ranks),
             vocab_parallel=treatment,
             pipeline_schedule=schedule,
             padded_vocab_size=-(-vocab_size // ranks) * ranks,
-            device="cpu",
-            backend="gloo",
-            timeout_minutes=1,
+            devices=DeviceSettings("cpu", "gloo", 1),
             layers=redis if distribution is None else distribution,
             planning=PlanSettings(**planning),
             **parallel,

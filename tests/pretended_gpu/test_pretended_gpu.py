@@ -28,6 +28,7 @@ from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.optimizer.settings import LossScaleSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.precision import PrecisionSettings
@@ -668,7 +669,8 @@ def test_memory_without_logits_is_what_a_dry_run_says(
 ) -> None:
     """Less than with them by the exponentials of a microbatch at least, but for a tile of them."""
     config = paper_config(Layout(3, treatment), vocab_size, layers=6)
-    again = replace(config, train=replace(config.train, vocab_recompute=True))
+    parallel = replace(config.parallel, vocabulary=ShardSettings(vocab_recompute=True))
+    again = replace(config, parallel=parallel)
     kept, own = memory(config, gpus), memory(again, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)

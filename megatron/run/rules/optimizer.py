@@ -7,6 +7,7 @@ from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.newton_schulz import coefficients
 from megatron.optimizer.settings import STATES, HostStateSettings, MuonSettings, OptimizerSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture
@@ -20,7 +21,7 @@ from megatron.run.optimizer_kind import (
     lack_of_own,
     updates,
 )
-from megatron.run.parallelism import ParallelFlags, on_cuda
+from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings, narrow_types
 from megatron.run.train import TrainFlags
 
@@ -178,8 +179,8 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _experts(flags: Flags) -> Iterator[str]:
-    (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
-    is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
+    size, tensor = sizes_of_experts(flags)
+    is_spread = (size, tensor) != (1, flags[TensorRankSettings].size)
     has_experts = is_mixture(flags)
     if flags[OptimizerSettings].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (

@@ -11,7 +11,7 @@ from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.settings import DeviceSettings, PipelineRankSettings, ReplicaSettings
 from megatron.planning.count.run import count_ranks
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
@@ -66,14 +66,12 @@ def run_of(
     return RunConfig(
         model=model,
         parallel=ParallelConfig(
-            pipeline_size=ranks,
+            pipeline=PipelineRankSettings(ranks),
             vocab_parallel=treatment,
             pipeline_schedule="1f1b",
             padded_vocab_size=model.vocab_size,
-            device="cuda",
-            backend="nccl",
-            timeout_minutes=1,
-            replicas=ReplicaSettings(size=layout.get("context_size", 1)),
+            devices=DeviceSettings("cuda", "nccl", 1),
+            replicas=ReplicaSettings(size=layout["context"].size if "context" in layout else 1),
             **layout,
         ),
         train=TrainConfig(**(options | train)),
@@ -86,7 +84,7 @@ def run_of(
 def plan_of(run: RunConfig, schedule: str = "1f1b", **options: Any) -> Plan:
     """Return a plan of one microbatch for a run."""
     parallel = run.parallel
-    plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline_size, 1, **options)
+    plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline.size, 1, **options)
     return replace(plan, looks_ahead=run.model.further.mtp_num_layers > 0)
 
 
