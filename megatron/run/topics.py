@@ -11,6 +11,7 @@ from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import (
     HostStateSettings,
     LossScaleSettings,
@@ -31,7 +32,6 @@ from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
 from megatron.run.log import LogSettings
 from megatron.run.model import MODEL_GROUPS
-from megatron.run.optimizer import RateSpanFlags
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
@@ -69,7 +69,7 @@ TOPICS: Final[tuple[type | Topic, ...]] = (
     GraphSettings,
     OptimizerSettings,
     MuonSettings,
-    RateSpanFlags,
+    RateSpanSettings,
     HostStateSettings,
     CorpusSettings,
     DataSettings,
