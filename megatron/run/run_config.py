@@ -154,8 +154,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         flags,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=given[PrecisionSettings].dtype,
-        gradient_dtype=given[PrecisionSettings].gradient_dtype,
         precision=given[PrecisionSettings],
         eval_interval=flags.eval_interval if between else None,
         eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from harness.precisions import precision
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
@@ -265,7 +266,7 @@ class Job:
                 train_iters=self.iterations,
                 exit_interval=None,
                 seed=1234,
-                dtype=dtype,
+                precision=precision(dtype),
                 eval_interval=1,
                 eval_iters=2,
                 replicas=layout.replicas,

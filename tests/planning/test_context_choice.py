@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from command_lines import with_flags
+from harness.precisions import precision
 from harness.still_watch import still_watch
 
 from megatron.planning.dry_run import dry_run
@@ -70,7 +71,7 @@ def test_the_fastest_by_whole_dry_runs_is_taken() -> None:
 
 def test_without_times_all_gather_is_taken_with_the_reason() -> None:
     asked = run()
-    single = replace(asked, train=replace(asked.train, dtype=torch.float32))
+    single = replace(asked, train=replace(asked.train, precision=precision(torch.float32)))
     for config in (asked.on(None), single.on(gpu("H100"))):
         found = settled(config, make_run_plan(config))
         assert found.parallel.context.exchange == "all_gather"

@@ -14,6 +14,7 @@ import torch
 from command_lines import with_flags
 from correctness.short_runs import Job, Layout
 from harness.marks import full
+from harness.precisions import precision
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
@@ -548,7 +549,7 @@ def test_no_figure_of_a_small_model_reads_zero() -> None:
 def test_refusals() -> None:
     run = config()
     with pytest.raises(ValueError, match="add --bf16"):
-        report(replace(run, train=replace(run.train, dtype=torch.float32)))
+        report(replace(run, train=replace(run.train, precision=precision(torch.float32))))
     with pytest.raises(ValueError, match="--dry-run-gpu H1000 is not known: choose one of A100"):
         gpu("H1000")
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from harness.precisions import precision
 
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
@@ -78,7 +79,7 @@ def config(
             train_iters=1,
             exit_interval=None,
             seed=1,
-            dtype=torch.float32,
+            precision=precision(torch.float32),
             eval_interval=None,
             eval_iters=0,
         ),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from correctness.short_runs import Job, Layout
+from harness.precisions import precision
 from planning.test_dry_run import config as large_run
 from planning.test_dry_run import few
 from reference.plain_gpt import GPTOptions
@@ -139,7 +140,7 @@ def test_without_time_the_advice_says_how_to_ask() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_nothing_is_known_the_way_to_ask_is_named(dtype: torch.dtype) -> None:
     run = on_gpus(large_run())
-    run = replace(run, train=replace(run.train, dtype=dtype))
+    run = replace(run, train=replace(run.train, precision=precision(dtype)))
     if dtype == torch.bfloat16:
         run = replace(run, parallel=replace(run.parallel, gpu=None))
     [line] = prepared_advice(run, make_run_plan(run), 0)

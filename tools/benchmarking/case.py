@@ -20,6 +20,7 @@ from megatron.parallel.settings import (
 )
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
+from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
 from megatron.schedules.settings import PlanSettings, SliceSettings
@@ -158,7 +159,7 @@ class BenchmarkCase:
             train_iters=2,
             exit_interval=None,
             seed=SEED,
-            dtype=self.torch_dtype,
+            precision=PrecisionSettings(self.dtype == "bfloat16", self.dtype == "float16"),
             eval_interval=None,
             eval_iters=1,
             replicas=self.replicas,

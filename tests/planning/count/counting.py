@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from harness.precisions import precision
 from harness.small_models import GPT, llama_of
 
 from megatron.data.settings import DataSettings
@@ -59,7 +60,7 @@ def run_of(
         "train_iters": 1,
         "exit_interval": None,
         "seed": 1,
-        "dtype": torch.bfloat16,
+        "precision": precision(torch.bfloat16),
         "eval_interval": None,
         "eval_iters": 0,
     }
