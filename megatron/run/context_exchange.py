@@ -29,9 +29,5 @@ def _is_open(flags: Flags) -> bool:
     return own.cp_comm_type == "auto" and own.size > 1
 
 
-EXCHANGE: Final = Dimension(
-    "--cp-comm-type auto",
-    _is_open,
-    _exchanges,
-)
+EXCHANGE: Final = Dimension("--cp-comm-type auto", _is_open, _exchanges)
 """The exchange of context-parallel ranks as a dimension that the plan chooses in."""

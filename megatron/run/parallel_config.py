@@ -43,8 +43,6 @@ from megatron.simulator.costs.settings import ClusterSettings
 class ParallelConfig:
     """How the model is laid out over the ranks of the job.
 
-    A field that is not listed here has the meaning of the flag of its name.
-
     Attributes:
         pipeline: pipeline ranks.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
