@@ -64,9 +64,8 @@ def pretrain() -> None:
         rendezvous = or_exit(lambda: join(config.parallel), rank, local_rank)
     neighbours = Neighbours(rendezvous)
     neighbours.join()
-    detector = HangDetector(
-        rendezvous, config.guard.seconds_of_hang(config.parallel.timeout_minutes), neighbours
-    )
+    minutes = config.parallel.devices.distributed_timeout_minutes
+    detector = HangDetector(rendezvous, config.guard.seconds_of_hang(minutes), neighbours)
     detector.start()
     state = None
     try:

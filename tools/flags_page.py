@@ -15,9 +15,9 @@ from megatron.commands.environment import in_environment
 with in_environment():
     from megatron.flags.declare import Declaration
     from megatron.flags.groups import declarations
-    from megatron.flags.help import summary
+    from megatron.flags.help import titled
     from megatron.run.foreign.answers import ANSWERS, FEATURES, Answer
-    from megatron.run.topics import DECLARED, GROUPS
+    from megatron.run.topics import DECLARED, TOPICS
     from tools.pages.tables import escaped, rule, table
 
 
@@ -36,10 +36,10 @@ def _ours() -> Iterator[str]:
     yield "Written by `python tools/flags_page.py` from the declarations of flags in `megatron/`."
     exceptions = "[exceptions](running.md#the-command-line)"
     yield f"Names are Megatron-LM's, and so are most defaults ({exceptions})."
-    for group in GROUPS:
-        yield from ("", f"## {summary(group)}", "")
+    for title, groups in titled(TOPICS):
+        yield from ("", f"## {title}", "")
         yield from table(("flag", "default", "meaning"), (), "l")
-        flags = list(declarations(group))
+        flags = [declared for group in groups for declared in declarations(group)]
         for declared in flags:
             name = f"`{' '.join([declared.option, declared.metavar]).strip()}`"
             rivals = [one.option for one in flags if one.name == declared.name]

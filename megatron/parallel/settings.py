@@ -1,13 +1,15 @@
 """The settings of parallel axes, which say what the ranks of an axis share."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
 
 from megatron.flags.declare import flag, spelled, spells
-from megatron.flags.ranges import COUNT, RANKS, up_to
+from megatron.flags.groups import Flags
+from megatron.flags.ranges import COUNT, MINUTES, RANKS, up_to
+from megatron.flags.rules import notes
 from megatron.parallel.grid import Order
 from megatron.parallel.links import Link
 
@@ -53,6 +55,65 @@ class ExpertRankSettings:
     def visits(self) -> bool:
         """Whether tokens travel by the package DeepEP."""
         return self.moe_token_dispatcher_type == "flex" and self.expert_model_parallel_size > 1
+
+
+@dataclass(frozen=True)
+class PipelineRankSettings:
+    """Ranks that have different stages."""
+
+    # fmt: off
+    pipeline_model_parallel_size: int = flag(1, "Pipeline ranks.", RANKS)
+    # fmt: on
+
+    @property
+    def size(self) -> int:
+        """Pipeline ranks p."""
+        return self.pipeline_model_parallel_size
+
+
+@dataclass(frozen=True)
+class TensorRankSettings:
+    """Ranks that share every layer."""
+
+    # fmt: off
+    tensor_model_parallel_size: int = flag(1,
+        "Tensor-parallel ranks. They share every layer, by its heads and columns.", RANKS)
+    sequence_parallel: bool = flag(False,
+        "Let tensor-parallel ranks also share the tokens, wherever they do not share a layer.")
+    # fmt: on
+
+    @property
+    def size(self) -> int:
+        """Tensor-parallel ranks t."""
+        return self.tensor_model_parallel_size
+
+    def resolved(self) -> "TensorRankSettings":
+        """Return the settings of a run; a rank alone shares no tokens."""
+        return replace(self, sequence_parallel=self.sequence_parallel and self.size > 1)
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The devices of the ranks, and what connects them."""
+
+    # fmt: off
+    device: Literal["auto", "cpu", "cuda"] = flag("auto",
+        "Device to compute on; auto takes CUDA if there is a CUDA device.")
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
+        unset="nccl on CUDA, gloo on CPUs")
+    distributed_timeout_minutes: int = flag(10, "Minutes that a collective may wait.", MINUTES)
+    # fmt: on
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the ranks compute on CUDA devices."""
+        return self.device != "cpu" and torch.cuda.is_available()
+
+    def resolved(self) -> "DeviceSettings":
+        """Return the settings of a run on this machine: neither value is open."""
+        if self.on_cuda:
+            return replace(self, device="cuda", distributed_backend="nccl")
+        return replace(self, device="cpu", distributed_backend="gloo")
 
 
 @dataclass(frozen=True)
@@ -159,3 +220,13 @@ class BlockSettings:
         own = sum(pipeline_rank in link.ends for link in links)
         collectives = self.nccl_max_ctas_vocab + self.nccl_max_ctas_data + MOST_BLOCKS * of_passes
         return own * self.nccl_max_ctas_p2p + collectives
+
+
+@notes
+def _no_parts(flags: Flags) -> Iterator[str]:
+    own = flags[TensorRankSettings]
+    if own.sequence_parallel and own.size == 1:
+        yield (
+            "--sequence-parallel changes nothing at --tensor-model-parallel-size 1: the sequence "
+            "is split over tensor-parallel ranks"
+        )

@@ -50,7 +50,7 @@ class Proposal:
     def splits_vocabulary(self) -> bool:
         """Whether ranks of the pipeline share the vocabulary layers."""
         parallel = self.config.parallel
-        return parallel.pipeline_size > 1 and TREATMENTS[parallel.vocab_parallel].is_sharded
+        return parallel.pipeline.size > 1 and TREATMENTS[parallel.vocab_parallel].is_sharded
 
     @cached_property
     def spent(self) -> Mapping[Reason, float]:
@@ -77,8 +77,8 @@ class Proposal:
     def sizes(self) -> dict[str, int]:
         """The ranks of its layout by the letter that stands for them; e only of a mixture."""
         parallel, replicas = self.config.parallel, self.config.train.replicas
-        found = {"t": parallel.tensor_size, "p": parallel.pipeline_size}
-        found |= {"c": parallel.context_size, "d": replicas}
+        found = {"t": parallel.tensor.size, "p": parallel.pipeline.size}
+        found |= {"c": parallel.context.size, "d": replicas}
         return found | (
             {"e": parallel.experts.expert_model_parallel_size}
             if self.config.model.experts.num_experts

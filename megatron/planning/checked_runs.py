@@ -26,7 +26,7 @@ def checked(found: RunForecast) -> str:
     Only runs to which no constant of the model was fitted are named, and always this project's own.
     """
     config, parallel = found.config, found.config.parallel
-    family, shared = found.gpu.name.partition("-")[0], parallel.tensor_size > 1
+    family, shared = found.gpu.name.partition("-")[0], parallel.tensor.size > 1
     own = RunClass(family, shared, across=parallel.domains.machines > 1)
     known = {own: PUBLISHED[own]} if own in PUBLISHED else _nearest(own)
     alone = own in OWN and parallel.grid.world_size == 1

@@ -156,7 +156,7 @@ def forecast_run(
     outcome = Forecast.of(
         clocks,
         peaks(program, memories),
-        model_flops=model_flops / (parallel.tensor_size * parallel.context_size),
+        model_flops=model_flops / (parallel.tensor.size * parallel.context.size),
         peak_flops=cluster.rates.peak_flops,
         step=max(step) if exchanges is None else exchanges.step,
         once=time_once(counts, cluster),
@@ -208,10 +208,10 @@ def _without_vocabulary(costs: Costs) -> Costs:
 def _repeated_flops(config: RunConfig, counts: Sequence[RankCount], model_flops: int) -> int:
     """Return the FLOPs of a replica's iteration beyond the FLOPs of the model."""
     train, parallel = config.train, config.parallel
-    if train.recomputation == NO_RECOMPUTATION and not train.vocab_recompute:
+    if train.recomputation == NO_RECOMPUTATION and not parallel.vocabulary.vocab_recompute:
         return 0
     of_microbatch = sum(own.flops for count in counts for own in count.passes.values())
-    sharing = parallel.tensor_size * parallel.context_size
+    sharing = parallel.tensor.size * parallel.context.size
     return max(0, sharing * train.num_microbatches * of_microbatch - model_flops)
 
 

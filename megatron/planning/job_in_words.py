@@ -58,7 +58,7 @@ def job(config: RunConfig, gpu: Gpu) -> str:
     of_replica = parallel.grid.world_size // replicas
     alone = "; --dry-run-replicas N plans more" if replicas == 1 else ""
     share = "" if replicas == 1 else " for each replica"
-    again = " with recomputed logits" if train.vocab_recompute else ""
+    again = " with recomputed logits" if parallel.vocabulary.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
     eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu)}\n"
     apart = f"{_DOCUMENTS}\n" if config.data.resets.reset_attention_mask else ""
@@ -93,13 +93,13 @@ def _spread(config: RunConfig) -> str:
 
 def _shared(parallel: ParallelConfig) -> str:
     """Return a line on ranks that share layers or sequences, if any; their figures are equal."""
-    tensor, context = parallel.tensor_size, parallel.context_size
+    tensor, context = parallel.tensor.size, parallel.context.size
     if tensor * context == 1:
         return ""
-    sequence = " and the sequence" if parallel.sequence_parallel else ""
+    sequence = " and the sequence" if parallel.tensor.sequence_parallel else ""
     layers = f" x {tensor} tensor-parallel ranks that share the layers{sequence}"
     tokens = f" x {context} context-parallel ranks that share every sequence"
     return (
-        f"pipeline of {parallel.pipeline_size}{layers if tensor > 1 else ''}"
+        f"pipeline of {parallel.pipeline.size}{layers if tensor > 1 else ''}"
         f"{tokens if context > 1 else ''}; a rank below is any of those {tensor * context}\n"
     )

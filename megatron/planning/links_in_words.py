@@ -19,7 +19,7 @@ def links_in_words(parallel: ParallelConfig) -> str:
     speeds = ""
     if links is not None:
         speeds = f", {_speed(links.link)} within and {_speed(links.network)} between them"
-    hops = counted(parallel.pipeline_size - 1, "hop")
+    hops = counted(parallel.pipeline.size - 1, "hop")
     beyond = [
         name
         for name, leaves in (

@@ -23,9 +23,9 @@ def kept_messages(config: RunConfig, program: Program) -> list[float]:
         program: of an iteration.
     """
     parallel, train, model = config.parallel, config.train, config.model
-    parts = parallel.context_size
-    if parallel.sequence_parallel:
-        parts *= parallel.tensor_size
+    parts = parallel.context.size
+    if parallel.tensor.sequence_parallel:
+        parts *= parallel.tensor.size
     tokens = train.micro_batch_size * model.seq_length
     size = 4 if train.wide_stream else train.dtype.itemsize
     of_microbatch = tokens * model.hidden_size * size / parts

@@ -28,10 +28,10 @@ def check_memory(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> No
     """
     model, train = config.model, config.train
     peaks, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(run_plan.plan)))
-    own, memory = memories[pipeline_rank], _memory(config.parallel.device)
+    own, memory = memories[pipeline_rank], _memory(config.parallel.devices.device)
     weights = float(train.dtype.itemsize * own.count.parameters.all)
     static, whole = own.static, peaks[pipeline_rank]
-    if config.parallel.device == "cuda":
+    if config.parallel.devices.device == "cuda":
         whole += own.outside
     else:  # the host's memory is the same
         static, whole = static + own.on_host, whole + own.on_host
@@ -68,7 +68,7 @@ def check_host(config: RunConfig, run_plan: RunPlan, pipeline_rank: int) -> None
     Raises:
         ValueError: names the flags, the bytes and the memory.
     """
-    if config.parallel.device != "cuda":  # ``check_memory`` counts these bytes
+    if config.parallel.devices.device != "cuda":  # ``check_memory`` counts these bytes
         return
     plan = run_plan.plan
     _, memories = held_by_ranks(config, replace(run_plan, plan=plan_of_one(plan)))

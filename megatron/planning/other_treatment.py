@@ -77,7 +77,8 @@ def predict_other(config: RunConfig, run_plan: RunPlan, plan: Plan, costs: Costs
     """
     if fault := _unpredictable(config, plan):
         raise ValueError(fault)
-    known, again = _by_layer(config, run_plan, plan, costs), config.train.vocab_recompute
+    known = _by_layer(config, run_plan, plan, costs)
+    again = config.parallel.vocabulary.vocab_recompute
     if plan.treatment.is_sharded:
         other = on_the_ends(known, recompute=again)
     else:

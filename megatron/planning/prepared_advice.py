@@ -41,7 +41,7 @@ def prepared_advice(
     Returns:
         The lines of the advice; none for a run on CPUs.
     """
-    if config.parallel.device != "cuda":
+    if config.parallel.devices.device != "cuda":
         return ()
     gpu = config.parallel.gpu
     if config.train.dtype == torch.float32:

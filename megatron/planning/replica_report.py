@@ -18,7 +18,7 @@ UNEVEN: Final = 0.03
 def replica_lines(found: RunForecast, exchanges: Exchanges) -> Iterator[str]:
     """Yield the lines on the replicas of a forecast."""
     link, count = exchanges.link, exchanges.replicas.count
-    shared = found.config.parallel.context_size > 1
+    shared = found.config.parallel.context.size > 1
     alike = f"{count} ranks with the same parameters" if shared else counted(count, "replica")
     yield (
         f"{alike}: a rank sends up to {exchanges.bytes_sent / 1e9:.3g} GB an "

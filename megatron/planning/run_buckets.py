@@ -22,6 +22,7 @@ from megatron.optimizer.make import keeps_whole
 from megatron.parallel.experts import ExpertParallel, GatheringExperts
 from megatron.parallel.grid import AxisName
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.settings import TensorRankSettings
 from megatron.parallel.tensor import tensor_parallel
 from megatron.planning.count.apart import apart
 from megatron.planning.count.run import role_of
@@ -86,8 +87,7 @@ class _Asked:
         model: the model.
         dtype: of the weights.
         eight_bits: the layers that multiply in 8 bits, if replicas gather their weights so.
-        tensor_size: tensor-parallel ranks.
-        sequence_parallel: whether they have parts of the sequence outside of attention and MLP.
+        tensor: tensor-parallel ranks.
         experts: ranks of the axes of experts, as the first rank of a stage sees them; ``None``:
             experts are not spread.
         replicas: number of ranks with the same parameters.
@@ -103,8 +103,7 @@ class _Asked:
     model: ModelSettings
     dtype: torch.dtype
     eight_bits: EightBitSettings | None
-    tensor_size: int
-    sequence_parallel: bool
+    tensor: TensorRankSettings
     experts: tuple[tuple[int, ...], ...] | None
     replicas: int
     limit: int | None
@@ -127,8 +126,7 @@ def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
             config.model,
             config.train.dtype,
             subject.eight_bits if subject.gathers_eight_bits else None,
-            parallel.tensor_size,
-            parallel.sequence_parallel,
+            parallel.tensor,
             experts,
             replicas.size,
             replicas.ddp_bucket_size,
@@ -174,11 +172,11 @@ def _of_rank(asked: _Asked) -> RankBuckets:
 def _model(asked: _Asked) -> RankModel:
     """Return the model of a rank, without any memory."""
     device = torch.device("meta")
-    axis = ConnectedAxis("tensor", 0, tuple(range(asked.tensor_size)))
+    axis = ConnectedAxis("tensor", 0, tuple(range(asked.tensor.size)))
     site = Site(
         device,
         asked.dtype,
-        tensor=tensor_parallel(axis, device, sequence_parallel=asked.sequence_parallel),
+        tensor=tensor_parallel(axis, device, sequence_parallel=asked.tensor.sequence_parallel),
         given_experts=_experts(asked.experts),
         eight_bits=asked.eight_bits,
     )

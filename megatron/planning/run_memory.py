@@ -177,7 +177,7 @@ def bytes_on_host(config: RunConfig, share: HostShare, keeps_copy: bool) -> floa
     states, parallel = config.train.host_states, config.parallel
     if states is None:
         return 0.0
-    is_gpu = parallel.device == "cuda" or parallel.gpu is not None
+    is_gpu = parallel.devices.device == "cuda" or parallel.gpu is not None
 
     def room(size: int, pins: bool) -> int:
         return pinned(size) if pins and is_gpu else size

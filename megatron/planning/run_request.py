@@ -119,7 +119,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
     request = Request(
         name,
         parallel.vocab_parallel,
-        parallel.pipeline_size,
+        parallel.pipeline.size,
         microbatches,
         chunks=parallel.virtual_stages if traits.takes_chunks else None,
         group=parallel.planning.group if "group" in traits.options else None,

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
+from megatron.run.context_exchange import EXCHANGE
 from megatron.run.edit import Choice
 from megatron.run.offload import HOST
-from megatron.run.parallelism import EXCHANGE
 from megatron.run.recompute import RECOMPUTATION
 from megatron.run.schedule import VOCABULARY, given_flags
 from megatron.run.slices import SLICES

@@ -10,9 +10,10 @@ import torch
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes_in, refuses_in
 from megatron.parallel.environment import local_world_size
+from megatron.parallel.settings import DeviceSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.gpu_driver import why_gpus_are_out_of_reach
-from megatron.run.parallelism import ParallelFlags, on_cuda
+from megatron.run.parallelism import on_cuda
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu, gpu_of_driver
 from megatron.simulator.costs.settings import ClusterSettings
 
@@ -75,10 +76,10 @@ def gpu_with_memory(name: str) -> Gpu | None:
 @refuses_in("real")
 def _device(flags: Flags) -> Iterator[str]:
     cuda = torch.cuda.is_available()
-    if flags[ParallelFlags].device == "cuda" and not cuda:
+    if flags[DeviceSettings].device == "cuda" and not cuda:
         yield f"--device cuda: {why_gpus_are_out_of_reach() or _NO_GPUS}; or use --device cpu"
     local_ranks = local_world_size()
-    if cuda and flags[ParallelFlags].device != "cpu" and local_ranks > torch.cuda.device_count():
+    if cuda and flags[DeviceSettings].device != "cpu" and local_ranks > torch.cuda.device_count():
         found = torch.cuda.device_count()
         if found == 1 and os.environ.get("SLURM_STEP_NUM_TASKS"):
             yield (
@@ -96,7 +97,7 @@ def _device(flags: Flags) -> Iterator[str]:
 
 @refuses_in("real")
 def _backend(flags: Flags) -> Iterator[str]:
-    if flags[ParallelFlags].distributed_backend == "gloo" and on_cuda(flags):
+    if flags[DeviceSettings].distributed_backend == "gloo" and on_cuda(flags):
         yield (
             "--distributed-backend gloo cannot send CUDA tensors from stage to stage: use nccl, "
             "leave it out, or compute on CPUs with --device cpu"
@@ -105,8 +106,8 @@ def _backend(flags: Flags) -> Iterator[str]:
 
 @notes_in("real")
 def _backend_of_cpus(flags: Flags) -> Iterator[str]:
-    if flags[ParallelFlags].distributed_backend == "nccl" and not on_cuda(flags):
-        why = why_gpus_are_out_of_reach() if flags[ParallelFlags].device == "auto" else None
+    if flags[DeviceSettings].distributed_backend == "nccl" and not on_cuda(flags):
+        why = why_gpus_are_out_of_reach() if flags[DeviceSettings].device == "auto" else None
         yield (
             f"--distributed-backend nccl changes nothing: {f'{why}; ' if why else ''}ranks on CPUs "
             "communicate with gloo"

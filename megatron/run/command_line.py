@@ -14,16 +14,16 @@ from megatron.flags.help import help_text
 from megatron.flags.pipes import show
 from megatron.flags.readable import readable
 from megatron.flags.rules import FoundRule, Runs, modules_in, rules_in
+from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.run.choices import closed_notes, ways
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.edit import edited
-from megatron.run.optimizer import RateSpanFlags
 from megatron.run.parallelism import number_of_replicas
 from megatron.run.run_config import RunConfig, resolve
 from megatron.run.saved_model import add_saved_model
 from megatron.run.saved_tokenizer import add_saved_tokenizer
-from megatron.run.topics import DECLARED, GROUPS
+from megatron.run.topics import DECLARED, GROUPS, TOPICS
 from megatron.run.train import TrainFlags
 from megatron.run.words import sort_words
 
@@ -88,7 +88,7 @@ def read(argv: Sequence[str], world_size: int, speak: bool = True) -> Reading:
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         if speak:
-            show(help_text("pretrain_gpt.py [flags]", _PURPOSE, GROUPS))
+            show(help_text("pretrain_gpt.py [flags]", _PURPOSE, TOPICS))
         raise SystemExit(0)
     words = sort_words(argv, DECLARED, world_size)
     add_saved_model(words, DECLARED)
@@ -144,12 +144,12 @@ def without_training(flags: Flags) -> Flags:
     No step is taken, so neither of them changes anything. Without a length, spans of the learning
     rate are spans of nothing, so they are left out too.
     """
-    train, optimizer, spans = flags[TrainFlags], flags[OptimizerSettings], flags[RateSpanFlags]
+    train, optimizer, spans = flags[TrainFlags], flags[OptimizerSettings], flags[RateSpanSettings]
     if not train.skip_train:
         return flags
     if train.train_iters is None and train.train_samples is None:
         train = replace(train, train_iters=1)
-        spans = RateSpanFlags()
+        spans = RateSpanSettings()
         optimizer = replace(optimizer, lr_decay_style="constant")
     if optimizer.lr is None:  # required in training, so its type does not say so
         optimizer = replace(optimizer, lr=1.0)

@@ -8,8 +8,9 @@ from megatron.kernels.eight_bits import MULTIPLE
 from megatron.layers.eight_bit_settings import BLOCKS, FORMAT, EightBitSettings
 from megatron.layers.settings import LatentAttentionSettings
 from megatron.model.settings import ShapeSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.eight_bits import asks_for_engine
-from megatron.run.parallelism import ParallelFlags
 from megatron.run.train import TrainFlags
 
 
@@ -49,12 +50,12 @@ def _shared(flags: Flags, tokens: float) -> tuple[float, str]:
 
     The layers of multi-latent attention that make latents have the tokens outside of attention.
     """
-    own, shared = flags[ParallelFlags], ""
-    if (parts := own.context_parallel_size) > 1:
+    own, shared = flags[TensorRankSettings], ""
+    if (parts := flags[ContextRankSettings].size) > 1:
         tokens /= parts
         shared = f" / {parts} context-parallel ranks"
     splits = own.sequence_parallel and flags[LatentAttentionSettings].multi_latent_attention
-    if splits and (parts := own.tensor_model_parallel_size) > 1:
+    if splits and (parts := own.size) > 1:
         tokens /= parts
         shared += f" / {parts} ranks of --sequence-parallel"
     return tokens, shared

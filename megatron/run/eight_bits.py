@@ -10,7 +10,8 @@ from typing import Final
 from megatron.flags.groups import Flags
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.eight_bit_settings import EightBitSettings
-from megatron.run.parallelism import ParallelFlags, number_of_replicas, on_cuda
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.run.parallelism import number_of_replicas, on_cuda
 
 PACKAGE: Final = "--transformer-impl transformer_engine"
 LEAST_CAPABILITY: Final = (8, 9)
@@ -48,5 +49,5 @@ def engine_multiplies(flags: Flags) -> bool:
 
 def gathers(flags: Flags) -> bool:
     """Return whether weights are gathered in 8 bits: a rank alone gathers nothing."""
-    alike = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size
+    alike = number_of_replicas(flags) * flags[ContextRankSettings].size
     return flags[EightBitSettings].fp8_param_gather and alike > 1

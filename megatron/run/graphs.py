@@ -16,11 +16,12 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.layers.settings import AttentionSettings
 from megatron.model.settings import BlockSettings, FurtherTokensSettings
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.experts import is_mixture
 from megatron.run.offload import HOST, OFFLOAD
 from megatron.run.pairs import hides_collectives
-from megatron.run.parallelism import ParallelFlags, on_cuda
+from megatron.run.parallelism import on_cuda
 from megatron.schedules.settings import OffloadSettings, SliceSettings
 
 
@@ -55,14 +56,14 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     A dimension that ``auto`` leaves open prevents nothing: its choices do, each in its alternative
     of the run.
     """
-    parallel, documents = flags[ParallelFlags], flags[DocumentSettings]
+    documents = flags[DocumentSettings]
     for option, share in (
         ("--attention-dropout", flags[AttentionSettings].attention_dropout),
         ("--hidden-dropout", flags[BlockSettings].hidden_dropout),
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
-    if parallel.context_parallel_size > 1:
+    if flags[ContextRankSettings].size > 1:
         yield (
             "--context-parallel-size shares sequences, and attention over shared sequences has "
             "never been captured"

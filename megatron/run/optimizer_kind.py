@@ -9,12 +9,12 @@ from typing import Final
 
 from megatron.flags.groups import Flags
 from megatron.optimizer.apex_adamw import load_fused_adam
+from megatron.optimizer.rate_span_settings import RateSpanSettings, Spans
 from megatron.optimizer.settings import Implementation, MuonSettings, OptimizerSettings
 from megatron.run.dry_run import DryRunSettings
-from megatron.run.optimizer import RateSpanFlags, learning_rate_spans
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import loss_scale_of, narrow_types
-from megatron.run.train import TrainFlags, iterations
+from megatron.run.train import TrainFlags, batch_sizes, iterations
 
 ADAMW: Final = "--optimizer-impl"
 INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
@@ -22,8 +22,7 @@ INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 def optimizer_config(flags: Flags) -> OptimizerSettings:
     """Return the optimizer's configuration, with the spans of its rates in samples."""
-    train = flags[TrainFlags]
-    spans = learning_rate_spans(flags[RateSpanFlags], train)
+    train, spans = flags[TrainFlags], rate_spans(flags)
     return replace(
         flags[OptimizerSettings],
         lr_decay_samples=spans.decay,
@@ -34,6 +33,14 @@ def optimizer_config(flags: Flags) -> OptimizerSettings:
         loss_scale=loss_scale_of(flags),
         implementation=implementation_of(flags),
     )
+
+
+def rate_spans(flags: Flags) -> Spans:
+    """Return the spans of the learning rate in samples."""
+    train = flags[TrainFlags]
+    length, sizes = iterations(train), batch_sizes(train)
+    samples = train.train_samples or length.samples
+    return flags[RateSpanSettings].in_samples(length.total, samples, sizes.samples_of)
 
 
 def implementation_of(flags: Flags) -> Implementation:

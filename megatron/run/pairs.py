@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.expert_ranks import expert_ranks
-from megatron.run.parallelism import ParallelFlags
 from megatron.schedules.settings import PairSettings
 
 
@@ -27,7 +27,7 @@ def hides_collectives(flags: Flags) -> bool:
 
 
 def _shares_layers(flags: Flags) -> bool:
-    return flags[ParallelFlags].tensor_model_parallel_size > 1
+    return flags[TensorRankSettings].size > 1
 
 
 @notes

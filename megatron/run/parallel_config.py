@@ -1,18 +1,21 @@
 """How the ranks of a job share a model, as frozen data made from the flags of several topics."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from megatron.flags.groups import Flags
 from megatron.layers.recompute_settings import RecomputeSettings
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.model.distribution import LayerDistribution
-from megatron.parallel.context import ContextExchange
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
 from megatron.parallel.settings import (
     BlockSettings,
+    DeviceSettings,
     ExpertRankSettings,
+    PipelineRankSettings,
     ReplicaSettings,
+    TensorRankSettings,
 )
 from megatron.run.cluster import (
     known_gpu,
@@ -21,7 +24,6 @@ from megatron.run.cluster import (
 )
 from megatron.run.expert_ranks import expert_ranks
 from megatron.run.pairs import pairs_of
-from megatron.run.parallelism import ParallelFlags, adjacent_heads, first_exchange, on_cuda
 from megatron.run.replicas import replicas_of
 from megatron.run.schedule import (
     chunks_of,
@@ -41,16 +43,13 @@ from megatron.simulator.costs.settings import ClusterSettings
 class ParallelConfig:
     """How the model is laid out over the ranks of the job.
 
-    A field that is not listed here has the meaning of the flag of its name.
-
     Attributes:
-        pipeline_size: pipeline ranks p.
+        pipeline: pipeline ranks.
         vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
         pipeline_schedule: schedule of the passes, a name of ``TRAINABLE_SCHEDULES``.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
-        device: kind of device that every rank computes on.
-        backend: communication library of the process groups.
-        timeout_minutes: minutes that a collective may wait before the job ends.
+        devices: kind of device that every rank computes on, and the communication library.
+        vocabulary: shards of the vocabulary layers.
         virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
             ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
@@ -58,12 +57,8 @@ class ParallelConfig:
             chunks that a rank may hold between R and B; ``None``: B computes layers again.
         replicas: data parallelism.
         planning: how a plan is found.
-        tensor_size: tensor-parallel ranks t.
-        sequence_parallel: whether each tensor-parallel rank has its own part of the sequence
-            outside of attention and MLP.
-        context_size: context-parallel ranks c, which share every sequence.
-        context_exchange: how attention sees the tokens of all of these ranks.
-        context_heads_size: in two levels, adjacent context-parallel ranks that exchange heads.
+        tensor: tensor-parallel ranks.
+        context: context-parallel ranks, and how attention sees the tokens of all of them.
         experts: the ranks that have the experts of a layer.
         pairs: which passes run in turns.
         slices: how microbatches are cut.
@@ -74,23 +69,19 @@ class ParallelConfig:
         offload: activations that wait on the host.
     """
 
-    pipeline_size: int
     vocab_parallel: str
     pipeline_schedule: str
     padded_vocab_size: int
-    device: Literal["cpu", "cuda"]
-    backend: Literal["gloo", "nccl"]
-    timeout_minutes: int
+    devices: DeviceSettings
+    pipeline: PipelineRankSettings = field(default_factory=PipelineRankSettings)
+    vocabulary: ShardSettings = field(default_factory=ShardSettings)
     virtual_stages: int | None = None
     layers: LayerDistribution = field(default_factory=LayerDistribution)
     recompute_ahead: int | None = None
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     planning: PlanSettings = field(default_factory=PlanSettings)
-    tensor_size: int = 1
-    sequence_parallel: bool = False
-    context_size: int = 1
-    context_exchange: ContextExchange = "all_gather"
-    context_heads_size: int = 1
+    tensor: TensorRankSettings = field(default_factory=TensorRankSettings)
+    context: ContextRankSettings = field(default_factory=ContextRankSettings)
     slices: SliceSettings = field(default_factory=SliceSettings)
     experts: ExpertRankSettings = field(default_factory=ExpertRankSettings)
     pairs: PairSettings = field(default_factory=PairSettings)
@@ -103,16 +94,16 @@ class ParallelConfig:
     def grid(self) -> Grid:
         """All ranks of the job."""
         replicas = self.replicas
-        assert replicas.size % self.context_size == 0, "each replica has all parts of a sequence"
+        assert replicas.size % self.context.size == 0, "each replica has all parts of a sequence"
         return Grid(
-            self.tensor_size,
-            replicas.size // self.context_size,
-            self.pipeline_size,
+            self.tensor.size,
+            replicas.size // self.context.size,
+            self.pipeline.size,
             replicas.order,
-            self.context_size,
+            self.context.size,
             self.experts.expert_model_parallel_size,
             self.experts.expert_tensor_parallel_size,
-            self.context_heads_size,
+            self.context.heads_size,
         )
 
     @property
@@ -148,7 +139,7 @@ class ParallelConfig:
     def vocab_shards(self) -> int:
         """Parts of the vocabulary matrix: p x t, or t if the pipeline does not split it."""
         sharded = TREATMENTS[self.vocab_parallel].is_sharded
-        return self.tensor_size * (self.pipeline_size if sharded else 1)
+        return self.tensor.size * (self.pipeline.size if sharded else 1)
 
 
 def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelConfig:
@@ -157,24 +148,19 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
     The vocabulary is padded, so that every shard has equally many rows, a multiple of
     --make-vocab-size-divisible-by.
     """
-    parallel, cuda = flags[ParallelFlags], on_cuda(flags)
     treatment = treatment_of(flags)
     layout = ParallelConfig(
-        pipeline_size=parallel.pipeline_model_parallel_size,
-        tensor_size=parallel.tensor_model_parallel_size,
-        sequence_parallel=parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1,
-        context_size=parallel.context_parallel_size,
-        context_exchange=first_exchange(flags),
-        context_heads_size=adjacent_heads(parallel),
+        pipeline=flags[PipelineRankSettings],
+        tensor=flags[TensorRankSettings].resolved(),
+        context=flags[ContextRankSettings].resolved(),
+        vocabulary=flags[ShardSettings],
         slices=flags[SliceSettings],
         experts=expert_ranks(flags),
         pairs=pairs_of(flags),
         vocab_parallel=treatment,
         pipeline_schedule=schedule_of(flags),
         padded_vocab_size=vocab_size,
-        device="cuda" if cuda else "cpu",
-        backend="nccl" if cuda else "gloo",
-        timeout_minutes=parallel.distributed_timeout_minutes,
+        devices=flags[DeviceSettings].resolved(),
         virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
         layers=distribution_of(flags, treatment),
         planning=flags[PlanSettings],
@@ -185,5 +171,5 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         nccl_blocks=flags[BlockSettings],
         gpu=known_gpu(flags),
     )
-    multiple = parallel.make_vocab_size_divisible_by * layout.vocab_shards
-    return replace(layout, padded_vocab_size=-(-vocab_size // multiple) * multiple)
+    rows = layout.vocabulary.padded(vocab_size, layout.vocab_shards)
+    return replace(layout, padded_vocab_size=rows)

@@ -11,7 +11,8 @@ from megatron.flags.groups import Flags, faults_of
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
-from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.parallel.settings import PipelineRankSettings
+from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
@@ -49,7 +50,7 @@ def _plan_size(flags: Flags) -> Iterator[str]:
 
     The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
-    train, ranks = flags[TrainFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    train, ranks = flags[TrainFlags], flags[PipelineRankSettings].size
     of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
     microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
@@ -152,7 +153,7 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
     Without a flag that asks for a schedule, groups have no effect, as in Megatron.
     """
     schedule, size = schedule_of(flags), flags[PlanSettings].group
-    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    ranks = flags[PipelineRankSettings].size
     for given in given_flags(flags[PlanSettings], _GROUP) if any(schedules_asked(flags)) else ():
         if schedule not in GROUPED_SCHEDULES and not TRAITS[schedule].compares:
             yield (
@@ -170,7 +171,7 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
 @notes
 def _idle_groups(flags: Flags) -> Iterator[str]:
     """Note groups of microbatches that are as they would be without the flag."""
-    size, ranks = flags[PlanSettings].group, flags[ParallelFlags].pipeline_model_parallel_size
+    size, ranks = flags[PlanSettings].group, flags[PipelineRankSettings].size
     for given in given_flags(flags[PlanSettings], _GROUP):
         if not any(schedules_asked(flags)):
             yield (
@@ -194,7 +195,7 @@ def _plan_file(flags: Flags) -> Iterator[str]:
         return
     share = (train.micro_batch_size or 1) * number_of_replicas(flags)
     batch = train.global_batch_size or share
-    ranks = flags[ParallelFlags].pipeline_model_parallel_size
+    ranks = flags[PipelineRankSettings].size
     wanted = ranks, batch // share, treatment_of(flags), flags[SliceSettings].num_seq_splits
     for misfit in misfits(plan, *wanted):
         way_out = {

@@ -10,13 +10,14 @@ from megatron.flags.groups import Flags, options_of
 from megatron.flags.rules import notes, refuses
 from megatron.layers.eight_bit_settings import GATHER, EightBitSettings
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.grid import ORDERS, Grid, Order
 from megatron.parallel.placement import fewest_hops
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.settings import PipelineRankSettings, ReplicaSettings, TensorRankSettings
 from megatron.run.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.expert_ranks import replicas_exchange
-from megatron.run.parallelism import ParallelFlags, number_of_replicas, ranks_of_replica
+from megatron.run.parallelism import number_of_replicas, ranks_of_replica
 from megatron.run.precision import NARROW_SUMS, PrecisionSettings
 from megatron.run.train import TrainFlags, growth_of
 from megatron.schedules.counted import counted
@@ -27,7 +28,7 @@ def replicas_of(given: Flags, replicas: int) -> ReplicaSettings:
 
     Its flags change nothing if no two ranks have the same parameters.
     """
-    alike, own = replicas * given[ParallelFlags].context_parallel_size, given[ReplicaSettings]
+    alike, own = replicas * given[ContextRankSettings].size, given[ReplicaSettings]
     if alike == 1:
         return ReplicaSettings()
     return replace(
@@ -51,14 +52,14 @@ def rank_order(flags: Flags, replicas: int) -> Order:
     """
     if flags[ReplicaSettings].order != ReplicaSettings.order:
         return flags[ReplicaSettings].order
-    sizes, asked = flags[ParallelFlags], flags[ReplicaSettings].rank_order
+    asked = flags[ReplicaSettings].rank_order
     if asked is None and replicas_exchange(flags):
         return ORDERS[0]
     grid = Grid(
-        sizes.tensor_model_parallel_size,
+        flags[TensorRankSettings].size,
         replicas,
-        sizes.pipeline_model_parallel_size,
-        context_size=sizes.context_parallel_size,
+        flags[PipelineRankSettings].size,
+        context_size=flags[ContextRankSettings].size,
     )
     ranks = linked_ranks(grid.world_size, ranks_of_machine(flags), known_gpu(flags))
     return asked or fewest_hops(grid, ranks)
@@ -66,7 +67,7 @@ def rank_order(flags: Flags, replicas: int) -> Order:
 
 @notes
 def _one_replica(flags: Flags) -> Iterator[str]:
-    if number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size > 1:
+    if number_of_replicas(flags) * flags[ContextRankSettings].size > 1:
         return
     more = " (--dry-run-replicas N plans more)" if flags[DryRunSettings].dry_run else ""
     for option, value in options_of(ReplicaSettings, flags[ReplicaSettings]):
@@ -81,16 +82,16 @@ def _ranks(flags: Flags) -> Iterator[str]:
     """Judge the number of ranks of a job; for a dry run, the number that the job would have."""
     world_size, replicas = flags.world_size, flags[DryRunSettings].dry_run_replicas
     if flags[DryRunSettings].dry_run:
-        least = ranks_of_replica(flags[ParallelFlags])
+        least = ranks_of_replica(flags)
         world_size = least * replicas if replicas else max(least, world_size)
     yield from _ranks_of(world_size, flags)
 
 
 def _ranks_of(world_size: int, flags: Flags) -> Iterator[str]:
-    size, asked = ranks_of_replica(flags[ParallelFlags]), _asked_for_a_replica(flags)
+    size, asked = ranks_of_replica(flags), _asked_for_a_replica(flags)
     if size > world_size:
-        sizes = flags[ParallelFlags]
-        lower = world_size // (sizes.tensor_model_parallel_size * sizes.context_parallel_size)
+        beside = flags[TensorRankSettings].size * flags[ContextRankSettings].size
+        lower = world_size // beside
         lowered = f", or lower it to {lower}" if lower else ", or lower both"
         yield (
             f"{asked} is more than the {counted(world_size, 'rank')} of this job (WORLD_SIZE): "
@@ -105,25 +106,24 @@ def _ranks_of(world_size: int, flags: Flags) -> Iterator[str]:
     else:
         yield from _share_of_the_batch(world_size // size, flags)
         yield from _shares_of_growing_batches(world_size // size, flags)
-        if world_size > size or flags[ParallelFlags].context_parallel_size > 1:
+        if world_size > size or flags[ContextRankSettings].size > 1:
             yield from _gathering(flags)
 
 
 def _asked_for_a_replica(flags: Flags) -> str:
     """Return the flags that say how many ranks a replica has, and the number of ranks."""
-    sizes = flags[ParallelFlags]
-    pipeline = f"--pipeline-model-parallel-size {sizes.pipeline_model_parallel_size}"
+    pipeline = f"--pipeline-model-parallel-size {flags[PipelineRankSettings].size}"
     others = [
         f"{flag} {size}"
         for flag, size in (
-            ("--tensor-model-parallel-size", sizes.tensor_model_parallel_size),
-            ("--context-parallel-size", sizes.context_parallel_size),
+            ("--tensor-model-parallel-size", flags[TensorRankSettings].size),
+            ("--context-parallel-size", flags[ContextRankSettings].size),
         )
         if size > 1
     ]
     if not others:
         return pipeline
-    size = counted(ranks_of_replica(sizes), "rank")
+    size = counted(ranks_of_replica(flags), "rank")
     return f"{' and '.join(others)} with {pipeline}, {size} of a replica,"
 
 
@@ -182,7 +182,7 @@ def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
 
 @notes
 def _wide_sums(flags: Flags) -> Iterator[str]:
-    alone = number_of_replicas(flags) * flags[ParallelFlags].context_parallel_size == 1
+    alone = number_of_replicas(flags) * flags[ContextRankSettings].size == 1
     wide = flags[PrecisionSettings].main_grads_dtype != "bf16"
     if flags[ReplicaSettings].grad_reduce_in_bf16 and wide and not alone:
         yield (

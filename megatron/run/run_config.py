@@ -28,7 +28,6 @@ from megatron.run.offload_states import host_states
 from megatron.run.optimizer_kind import optimizer_config
 from megatron.run.parallel_config import ParallelConfig, parallel_config
 from megatron.run.parallelism import (
-    ParallelFlags,
     number_of_replicas,
     on_cuda,
 )
@@ -155,8 +154,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         flags,
         global_batch_size=length.batch,
         train_iters=length.total,
-        dtype=given[PrecisionSettings].dtype,
-        gradient_dtype=given[PrecisionSettings].gradient_dtype,
         precision=given[PrecisionSettings],
         eval_interval=flags.eval_interval if between else None,
         eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,
@@ -165,7 +162,6 @@ def train_config(given: Flags, replicas: int) -> TrainConfig:
         replicas=replicas,
         rampup=growth_of(flags),
         length=flags.train_samples,
-        vocab_recompute=given[ParallelFlags].vocab_recompute,
         recomputation=given[RecomputeSettings].recomputation,
         captures_passes=captures_passes(given),
         could_capture=could_capture(given),

@@ -12,10 +12,11 @@ from megatron.flags.declare import flag, option_of
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import DEPTH, DEPTH_OR_NONE
 from megatron.model.settings import ShapeSettings
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import set_to
-from megatron.run.parallelism import AUTO_TREATMENT, DEFAULT_TREATMENT, ParallelFlags
 from megatron.run.pipeline_layout import readable_layout
+from megatron.run.treatment import AUTO_TREATMENT, DEFAULT_TREATMENT, TreatmentFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.settings import PlanSettings
 from megatron.schedules.treatments import TREATMENTS
@@ -126,7 +127,7 @@ class Ask(NamedTuple):
 
 def schedule_of(flags: Flags) -> str:
     """Return the schedule that the flags ask for."""
-    whole = len(layout_of(flags)) <= flags[ParallelFlags].pipeline_model_parallel_size
+    whole = len(layout_of(flags)) <= flags[PipelineRankSettings].size
     return _agreed(schedules_asked(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
 
 
@@ -137,7 +138,7 @@ def treatment_of(flags: Flags) -> str:
 
 def compares_treatments(flags: Flags) -> bool:
     """Whether the flags let the plan choose the treatment of the vocabulary."""
-    return flags[ParallelFlags].vocab_parallel == AUTO_TREATMENT
+    return flags[TreatmentFlags].vocab_parallel == AUTO_TREATMENT
 
 
 def treatments_of(flags: Flags) -> tuple[str, ...]:
@@ -212,18 +213,18 @@ def schedules_asked(flags: Flags) -> Iterator[Ask]:
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:
     """Yield the flags that ask for a treatment of the vocabulary."""
-    parallel, pipeline = flags[ParallelFlags], flags[PipelineFlags]
-    if parallel.use_interlaced_schedule:
+    treatment, pipeline = flags[TreatmentFlags], flags[PipelineFlags]
+    if treatment.use_interlaced_schedule:
         yield Ask("--use-interlaced-schedule", ("interlaced",))
-    elif parallel.enable_vocab_parallel and parallel.disable_backward_fusion:
+    elif treatment.enable_vocab_parallel and treatment.disable_backward_fusion:
         yield Ask("--enable-vocab-parallel --disable-backward-fusion", ("vocab-1",))
-    elif parallel.enable_vocab_parallel:
+    elif treatment.enable_vocab_parallel:
         yield Ask("--enable-vocab-parallel", ("vocab-2",))
     if pipeline.enable_layer_redistribution:
         yield Ask("--enable-layer-redistribution", ("redis",))
     if pipeline.layer_distribution == "redis":
         yield Ask("--layer-distribution redis", ("redis",))
-    if (name := parallel.vocab_parallel) is not None:
+    if (name := treatment.vocab_parallel) is not None:
         compared = name == AUTO_TREATMENT
         yield Ask(f"--vocab-parallel {name}", COMPARED_TREATMENTS if compared else (name,))
 
@@ -233,7 +234,7 @@ def chunks_of(flags: Flags) -> int | None:
 
     ``None``: no flag gives the number. 0: by the flags it would not be a whole number.
     """
-    pipeline, ranks = flags[PipelineFlags], flags[ParallelFlags].pipeline_model_parallel_size
+    pipeline, ranks = flags[PipelineFlags], flags[PipelineRankSettings].size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
         chunks, rest = divmod(flags[ShapeSettings].num_layers, layers * ranks)
     elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):

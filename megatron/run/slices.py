@@ -9,12 +9,13 @@ from megatron.flags.auto import AUTO
 from megatron.flags.groups import Flags, Rule
 from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import left_out, set_to
 from megatron.run.eight_bit_sizes import fault_of_tokens
 from megatron.run.experts import is_mixture
 from megatron.run.model import sound_model
-from megatron.run.parallelism import ParallelFlags, exchange_facts
 from megatron.run.slice_lengths import lengths_of_slices
 from megatron.schedules.settings import SliceSettings
 from megatron.schedules.slice_lengths import SliceStrategy
@@ -25,7 +26,7 @@ _STRATEGY: Final = "--seq-split-strategy"
 
 @refuses
 def _lengths(flags: Flags) -> Iterator[str]:
-    slices, parallel = flags[SliceSettings].num_seq_splits, flags[ParallelFlags]
+    slices = flags[SliceSettings].num_seq_splits
     if slices < 2:
         return
     try:
@@ -38,7 +39,7 @@ def _lengths(flags: Flags) -> Iterator[str]:
         yield str(error)
         return
     words = ", ".join(map(str, sorted(set(lengths))))
-    context, tensor = parallel.context_parallel_size, parallel.tensor_model_parallel_size
+    context, tensor = flags[ContextRankSettings].size, flags[TensorRankSettings].size
     chunks = 2 * context if context > 1 else 1
     if any(length % chunks for length in lengths):
         yield (
@@ -46,7 +47,9 @@ def _lengths(flags: Flags) -> Iterator[str]:
             f"{context} cannot divide into two equal chunks for every rank: choose fewer slices, "
             f"or a --seq-length that {slices * chunks} divides"
         )
-    elif parallel.sequence_parallel and any(length // context % tensor for length in lengths):
+    elif flags[TensorRankSettings].sequence_parallel and any(
+        length // context % tensor for length in lengths
+    ):
         shared = f" among {context} context-parallel ranks and then" if context > 1 else ""
         multiple = slices * tensor * chunks if context > 1 else slices * tensor
         yield (
@@ -59,10 +62,10 @@ def _lengths(flags: Flags) -> Iterator[str]:
 @refuses
 def _rings(flags: Flags) -> Iterator[str]:
     """Refuse rings, which pass on keys of their own slice only."""
-    slices, parallel = flags[SliceSettings].num_seq_splits, flags[ParallelFlags]
-    if slices > 1 and parallel.context_parallel_size > 1 and exchange_facts(parallel).has_ring:
+    slices, own = flags[SliceSettings].num_seq_splits, flags[ContextRankSettings]
+    if slices > 1 and own.size > 1 and own.facts.has_ring:
         yield (
-            f"{_SPLITS} {slices} with --cp-comm-type {parallel.cp_comm_type}: for every slice, the "
+            f"{_SPLITS} {slices} with --cp-comm-type {own.cp_comm_type}: for every slice, the "
             "keys of all earlier slices would travel around the ring once more; choose "
             "--cp-comm-type all_gather or a2a, which keep them"
         )

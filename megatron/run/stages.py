@@ -11,8 +11,8 @@ from megatron.flags.readable import nearest
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.settings import FurtherTokensSettings, ShapeSettings
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.experts import mixes_kinds
-from megatron.run.parallelism import ParallelFlags
 from megatron.run.pipeline_layout import LAYOUT_FLAG, layout_faults
 from megatron.run.schedule import (
     ACCOUNTS,
@@ -87,7 +87,7 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
         if chunks == 0:
             yield (
                 f"{given} does not divide the --num-layers {flags[ShapeSettings].num_layers} of "
-                f"{counted(flags[ParallelFlags].pipeline_model_parallel_size, 'rank')}: change one "
+                f"{counted(flags[PipelineRankSettings].size, 'rank')}: change one "
                 "of them, or give --num-virtual-stages-per-pipeline-rank and --layer-distribution"
             )
         if chunks == 1 and not leaves_one_chunk(flags):
@@ -113,7 +113,7 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
             text,
             num_layers=flags[ShapeSettings].num_layers,
             depths=flags[FurtherTokensSettings].mtp_num_layers,
-            ranks=flags[ParallelFlags].pipeline_model_parallel_size,
+            ranks=flags[PipelineRankSettings].size,
             chunks=pipeline.num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),
         )
@@ -121,7 +121,7 @@ def _layout_rule(flags: Flags) -> Iterator[str]:
 
 @notes
 def _cost_note(flags: Flags) -> Iterator[str]:
-    if costs_decide(flags) and flags[ParallelFlags].pipeline_model_parallel_size > 1:
+    if costs_decide(flags) and flags[PipelineRankSettings].size > 1:
         yield (
             "some layers have experts and others none, so stages get layers of equal cost, not "
             "equally many; --layer-distribution even changes that"
@@ -158,7 +158,7 @@ def _last_stage_rule(flags: Flags) -> Iterator[str]:
     if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
         return
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
-    if flags[ParallelFlags].pipeline_model_parallel_size * chunks == 1 and last != layers:
+    if flags[PipelineRankSettings].size * chunks == 1 and last != layers:
         yield (
             f"--final-stage-num-layers {last} is not --num-layers {layers}, and there is one "
             "stage: leave it out"
@@ -220,7 +220,7 @@ def _spread_rule(flags: Flags) -> Iterator[str]:
     if distribution.needs_times:
         return
     chunks = chunks_of(flags) or traits.chunks
-    stages = flags[ParallelFlags].pipeline_model_parallel_size * chunks
+    stages = flags[PipelineRankSettings].size * chunks
     yield from faults_of(lambda: distribute(distribution, flags[ShapeSettings].num_layers, stages))
 
 

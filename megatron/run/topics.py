@@ -6,37 +6,57 @@ from megatron.checkpoint.settings import CheckpointSettings, UpcyclingSettings
 from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.groups import all_declarations
+from megatron.flags.help import Topic, groups_in
 from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute_settings import RecomputeSettings
+from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import (
     HostStateSettings,
     LossScaleSettings,
     MuonSettings,
     OptimizerSettings,
 )
-from megatron.parallel.settings import BlockSettings, ExpertRankSettings, ReplicaSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import (
+    BlockSettings,
+    DeviceSettings,
+    ExpertRankSettings,
+    PipelineRankSettings,
+    ReplicaSettings,
+    TensorRankSettings,
+)
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
 from megatron.run.log import LogSettings
 from megatron.run.model import MODEL_GROUPS
-from megatron.run.optimizer import RateSpanFlags
-from megatron.run.parallelism import ParallelFlags
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
 from megatron.run.train import TrainFlags
+from megatron.run.treatment import TreatmentFlags
 from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
 from megatron.simulator.costs.settings import ClusterSettings
 
-GROUPS: Final = (
+TOPICS: Final[tuple[type | Topic, ...]] = (
     *MODEL_GROUPS,
     UpcyclingSettings,
     GroupedProductSettings,
     ExpertRankSettings,
     PairSettings,
-    ParallelFlags,
+    Topic(
+        "The layout over ranks",
+        (
+            PipelineRankSettings,
+            TreatmentFlags,
+            ShardSettings,
+            TensorRankSettings,
+            ContextRankSettings,
+            DeviceSettings,
+        ),
+    ),
     PipelineFlags,
     PlanSettings,
     SliceSettings,
@@ -49,7 +69,7 @@ GROUPS: Final = (
     GraphSettings,
     OptimizerSettings,
     MuonSettings,
-    RateSpanFlags,
+    RateSpanSettings,
     HostStateSettings,
     CorpusSettings,
     DataSettings,
@@ -65,6 +85,9 @@ GROUPS: Final = (
     DryRunSettings,
     RecordSettings,
 )
+"""All flags by topic, in the order of the help."""
+
+GROUPS: Final = groups_in(TOPICS)
 """All groups, in the order of the help."""
 
 DECLARED: Final = all_declarations(GROUPS)

@@ -130,10 +130,6 @@ class TrainConfig:
     Attributes:
         global_batch_size: samples of an iteration, after all growth.
         train_iters: iterations of a whole job that begins at sample 0.
-        dtype: dtype of parameters and activations: ``torch.bfloat16``, ``torch.float16`` or
-            ``torch.float32``.
-        gradient_dtype: dtype in which the gradients of an iteration add up: fp32 or bf16. If
-            ``dtype`` is fp32, this is fp32 too.
         precision: types of activations, gradients and the residual stream.
         eval_interval: iterations between two evaluations; ``None``: no evaluation.
         replicas: number of replicas that share a global batch.
@@ -155,7 +151,6 @@ class TrainConfig:
     train_iters: int
     exit_interval: int | None
     seed: int
-    dtype: torch.dtype
     eval_interval: int | None
     eval_iters: int
     replicas: int = 1
@@ -164,17 +159,25 @@ class TrainConfig:
     final_sets: tuple[EvaluationSet, ...] = ()
     full_validation: bool = False
     skip_train: bool = False
-    vocab_recompute: bool = False
     recomputation: Recomputation = NO_RECOMPUTATION
     captures_passes: bool = False
     could_capture: bool = True
-    gradient_dtype: torch.dtype = torch.float32
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     eight_bits: EightBitSettings | None = None
     grouped_package: PackageName | None = None
     use_cpu_initialization: bool = False
     host_states: HostStateSettings | None = None
     calculate_per_token_loss: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of parameters and activations."""
+        return self.precision.dtype
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """Dtype in which the gradients of an iteration add up: fp32 or bf16."""
+        return self.precision.gradient_dtype
 
     @property
     def wide_stream(self) -> bool:

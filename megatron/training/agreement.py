@@ -104,7 +104,7 @@ def gpu_digests(config: RunConfig, local_rank: int) -> dict[str, str]:
     """
     own_weights = config.checkpoint.load is None or not config.checkpoint.exit_on_missing_checkpoint
     draws = own_weights and not config.train.use_cpu_initialization
-    if config.parallel.device != "cuda" or not draws:
+    if config.parallel.devices.device != "cuda" or not draws:
         return {}
     found = torch.cuda.get_device_properties(local_rank)
     threads = found.multi_processor_count, found.max_threads_per_multi_processor

@@ -35,11 +35,11 @@ def connect(
     The pipeline ranks ``ends`` hold copies of the embedding (see ``ends_with_copies``). With NCCL
     each of the ``links`` between stages (see ``links_of``) is a communicator.
     """
-    device = torch.device(config.device)
-    timeout = timedelta(minutes=config.timeout_minutes)
-    if config.backend == "nccl":
+    device = torch.device(config.devices.device)
+    timeout = timedelta(minutes=config.devices.distributed_timeout_minutes)
+    if config.devices.distributed_backend == "nccl":
         set_nccl_environment()  # in time for NCCL; for the driver, the caller must set it first
-    if config.device == "cuda":
+    if config.devices.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         if not config.cluster.no_numa_binding:
@@ -48,13 +48,13 @@ def connect(
         return single_rank(device)
     # No device is given: otherwise PyTorch would make every group by a collective over all ranks.
     dist.init_process_group(
-        config.backend,
+        config.devices.distributed_backend,
         store=dist.PrefixStore("groups", rendezvous.store),
         rank=rendezvous.rank,
         world_size=rendezvous.size,
         timeout=timeout,
     )
-    if config.backend == "gloo":
+    if config.devices.distributed_backend == "gloo":
         return make_groups(grid, device, timeout, ends)
     # Each group makes its communicator now; later, other communicators would be in use.
     limits, here = config.nccl_blocks, grid.axis("pipeline", rendezvous.rank).rank
@@ -71,7 +71,7 @@ def _of_passes(config: ParallelConfig) -> int:
     """
     grid = config.grid
     shares = max(grid.tensor_size * grid.context_size, grid.expert_block) > 1
-    passes_on = grid.context_size > 1 and CONTEXT_EXCHANGES[config.context_exchange].has_ring
+    passes_on = grid.context_size > 1 and CONTEXT_EXCHANGES[config.context.exchange].has_ring
     return shares + passes_on + config.pairs.joins
 
 

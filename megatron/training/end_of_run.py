@@ -42,7 +42,7 @@ def last_screen(
     return LastScreen(
         treatment=config.parallel.vocab_parallel,
         schedule=described(config.parallel.pipeline_schedule, state.run_plan),
-        pipeline_size=config.parallel.pipeline_size,
+        pipeline_size=config.parallel.pipeline.size,
         seconds=median(own for _, own in seconds),
         timed=(seconds[0][0], seconds[-1][0]),
         recorded=[number + 1 for number in timelines],
@@ -99,8 +99,8 @@ def _further(config: RunConfig, found: Prediction | None) -> Iterator[str]:
             f"--vocab-parallel {found.treatment}, in place of the flag that asked for "
             f"{parallel.vocab_parallel}, runs the predicted job"
         )
-    if parallel.pipeline_size > 1 and parallel.pipeline_schedule == DEFAULT_SCHEDULE:
-        halves = config.model.num_layers % (2 * parallel.pipeline_size) == 0
+    if parallel.pipeline.size > 1 and parallel.pipeline_schedule == DEFAULT_SCHEDULE:
+        halves = config.model.num_layers % (2 * parallel.pipeline.size) == 0
         other = without_bubble(in_chunks=halves)
         yield f"--pipeline-schedule {other} does the same work in another order"
     if config.log.record_timeline is None:

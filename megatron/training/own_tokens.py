@@ -25,7 +25,7 @@ def kept_tokens(config: RunConfig, context_rank: int) -> Tensor | None:
     the tokens that follow each position, but only if the positions are named. Slices need the
     following tokens too, so all positions are named for slices.
     """
-    size, length = config.parallel.context_size, config.model.seq_length
+    size, length = config.parallel.context.size, config.model.seq_length
     slices = slices_of(config)
     if not are_cut(size, slices) or (size == 1 and not config.model.further.mtp_num_layers):
         return None

@@ -141,7 +141,7 @@ def join(config: ParallelConfig) -> Rendezvous:
     if size == 1:
         return Rendezvous(dist.HashStore(), 0, 1)
     check_meeting_place(size)
-    timeout = timedelta(minutes=config.timeout_minutes)
+    timeout = timedelta(minutes=config.devices.distributed_timeout_minutes)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)

@@ -164,14 +164,16 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         ),
         tensor_shard=(axis.rank, axis.size),
     )
-    tensor = tensor_parallel(axis, groups.device, sequence_parallel=parallel.sequence_parallel)
+    tensor = tensor_parallel(
+        axis, groups.device, sequence_parallel=parallel.tensor.sequence_parallel
+    )
     site = Site(
         groups.device,
         train.dtype,
         tensor=tensor,
         context=context_parallel(
             ContextAxes(groups.context, groups.context_heads, groups.context_ring),
-            parallel.context_exchange,
+            parallel.context.exchange,
             lambda size: make_lane(groups.device, size, "context"),
         ),
         given_experts=_spread_experts(config, groups),
@@ -181,7 +183,9 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
         eight_bits=train.eight_bits,
         grouped_package=load_grouped_package(package) if package is not None else None,
     )
-    model = RankModel(config.model, placement, site, vocab_recompute=train.vocab_recompute)
+    model = RankModel(
+        config.model, placement, site, vocab_recompute=parallel.vocabulary.vocab_recompute
+    )
     model.initialise(train.seed, on_cpu=train.use_cpu_initialization)
     return model
 

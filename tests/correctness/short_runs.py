@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from harness.precisions import precision
 from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_loss import RandomMicrobatch
 from reference.plain_training import AdamWOptions, Training, train
@@ -17,11 +18,20 @@ from megatron.checkpoint.saved_model import read_model
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
-from megatron.model.distribution import LayerDistribution
+from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.model.distribution import DistributionKind, LayerDistribution
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.grid import Order
-from megatron.parallel.settings import Dispatcher, ExpertRankSettings, ReplicaSettings
+from megatron.parallel.settings import (
+    DeviceSettings,
+    Dispatcher,
+    ExpertRankSettings,
+    PipelineRankSettings,
+    ReplicaSettings,
+    TensorRankSettings,
+)
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
@@ -128,6 +138,12 @@ class Layout:
         return self.tensor * self.context * self.replicas * self.ranks
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        """Ranks that exchange heads, and sets of them, which make a ring; one level: empty."""
+        near = self.neighbours
+        return () if near == 1 else (near, self.context // near)
+
+    @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary."""
         return self.tensor * (self.ranks if TREATMENTS[self.vocabulary].is_sharded else 1)
@@ -212,7 +228,8 @@ class Job:
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
         alike = layout.replicas * layout.context
-        spread = "redis" if TREATMENTS[layout.vocabulary].redistributed else "remainder"
+        redistributed = TREATMENTS[layout.vocabulary].redistributed
+        spread: DistributionKind = "redis" if redistributed else "remainder"
         return RunConfig(
             model=read_model(
                 dataclasses.asdict(self.options)
@@ -224,19 +241,15 @@ class Job:
                 }
             ),
             parallel=ParallelConfig(
-                pipeline_size=layout.ranks,
-                tensor_size=layout.tensor,
-                sequence_parallel=layout.sequence,
-                context_size=layout.context,
-                context_exchange=layout.exchange,
-                context_heads_size=layout.neighbours,
+                pipeline=PipelineRankSettings(layout.ranks),
+                tensor=TensorRankSettings(layout.tensor, layout.sequence),
+                context=ContextRankSettings(layout.context, layout.exchange, layout.levels),
+                vocabulary=ShardSettings(layout.vocab_recompute),
                 slices=SliceSettings(layout.slices),
                 vocab_parallel=layout.vocabulary,
                 pipeline_schedule=layout.schedule,
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
-                device="cpu",
-                backend="gloo",
-                timeout_minutes=1,
+                devices=DeviceSettings("cpu", "gloo", 1),
                 planning=PlanSettings(
                     schedule_file=layout.file,
                     zero_bubble_max_pending_backward=layout.memory_limit,
@@ -263,11 +276,10 @@ class Job:
                 train_iters=self.iterations,
                 exit_interval=None,
                 seed=1234,
-                dtype=dtype,
+                precision=precision(dtype),
                 eval_interval=1,
                 eval_iters=2,
                 replicas=layout.replicas,
-                vocab_recompute=layout.vocab_recompute,
                 recomputation=layout.recomputation,
             ),
             optimizer=OptimizerSettings(

@@ -57,7 +57,7 @@ def train_halves(
     rank: int, world_size: int, *, config: RunConfig, batches: Batches, axis: bool = True
 ) -> RankRun:
     """Train with two MLPs; without ``axis`` their gradients are summed over all replicas."""
-    grid, pipeline = config.parallel.grid, config.parallel.pipeline_size
+    grid, pipeline = config.parallel.grid, config.parallel.pipeline.size
     of_replicas = grid.groups("data")
     half, own = 0, ConnectedAxis("half", 0, (rank,))
     for ranks in of_replicas:

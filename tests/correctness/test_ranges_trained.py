@@ -16,11 +16,11 @@ from run.extremes import line_with, takes_whole
 from megatron.checkpoint.settings import UpcyclingSettings
 from megatron.flags.groups import declarations
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings, OptimizerSettings
 from megatron.parallel.settings import ExpertRankSettings
 from megatron.run.command_line import parse
 from megatron.run.model import MODEL_GROUPS
-from megatron.run.optimizer import RateSpanFlags
 from megatron.run.precision import PrecisionSettings
 
 _GROUPS: Final = (
@@ -32,7 +32,7 @@ _GROUPS: Final = (
     OptimizerSettings,
     MuonSettings,
     LossScaleSettings,
-    RateSpanFlags,
+    RateSpanSettings,
 )
 _WHOLE: Final = ("--fp8-margin", "--fp8-amax-history-len", "--muon-num-ns-steps", "--hysteresis")
 """Flags with whole numbers that are neither sizes nor spans, which rules compare with others."""

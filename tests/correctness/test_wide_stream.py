@@ -15,15 +15,12 @@ from reference.plain_gpt import Parameters, random_parameters
 from reference.plain_loss import loss_and_gradients
 
 from megatron.model.ownership import WORD_EMBEDDINGS
-from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 
 
 def widened(config: RunConfig) -> RunConfig:
-    return replace(
-        config,
-        train=replace(config.train, precision=PrecisionSettings(fp32_residual_connection=True)),
-    )
+    wide = replace(config.train.precision, fp32_residual_connection=True)
+    return replace(config, train=replace(config.train, precision=wide))
 
 
 @pytest.mark.parametrize("model", [x if x == "llama" else full(x) for x in MODELS])
@@ -38,7 +35,7 @@ def test_errors_are_smaller_and_stages_change_nothing(model: str, ranks: RankPoo
     def gradients(config: RunConfig) -> Parameters:
         results = ranks.run(
             gradients_on_rank,
-            config.parallel.pipeline_size,
+            config.parallel.pipeline.size,
             config=config,
             parameters=rounded,
             batch=batch,

@@ -75,7 +75,7 @@ def test_every_run_parses_as_what_it_is(tmp_path: Path, treatment: str) -> None:
         run |= {"AIP_RUN_NAME": f"{treatment}_v{thousands}k", "RUN_NAME": "a name", "LOGS_DIR": "."}
         config = config_of(machine, run, 1000 * thousands)
         assert config.parallel.vocab_parallel == treatment
-        assert config.parallel.pipeline_size == 8
+        assert config.parallel.pipeline.size == 8
         assert config.model.seq_length == sequence
         assert config.model.num_layers == 32
         assert config.train.global_batch_size == 128

@@ -22,6 +22,7 @@ from megatron.parallel.environment import (
     missing_for_meeting,
     set_nccl_environment,
 )
+from megatron.parallel.settings import DeviceSettings
 from megatron.training.connect import connect
 from megatron.training.rendezvous import Rendezvous
 
@@ -85,7 +86,7 @@ def test_whoever_connects_over_nccl_has_set_it(
     monkeypatch.setattr(torch.cuda, "set_device", use_gpu)
     run = Run(GPTOptions(num_layers=2), micro_batch_size=1, microbatches=2, iterations=1)
     config = run.config(Layout(2, "vocab-2", "1f1b"), torch.float32).parallel
-    config = replace(config, device="cuda", backend=backend)
+    config = replace(config, devices=DeviceSettings("cuda", backend))
     with pytest.raises(GpuAskedForError):
         connect(config, config.grid, Rendezvous(dist.HashStore(), 0, 2), 0, (0, 0))
     assert (os.environ.items() >= NCCL_ENVIRONMENT.items()) == (backend == "nccl")

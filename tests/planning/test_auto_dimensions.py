@@ -12,6 +12,7 @@ import pytest
 import torch
 from command_lines import with_flags
 from harness.marks import full
+from harness.precisions import precision
 from harness.still_watch import still_watch
 from torch.distributed import HashStore
 
@@ -217,7 +218,7 @@ def test_flops_compare_treatments_only() -> None:
     assert not only_rank_0_plans(opened)
     note = settled(opened, make_run_plan(opened)).notes[-1]
     assert "to compare more than treatments" in note
-    wide = replace(opened, train=replace(opened.train, dtype=torch.float32))
+    wide = replace(opened, train=replace(opened.train, precision=precision(torch.float32)))
     assert len(asked(with_gpus(wide))) == len(words)
 
 
@@ -333,7 +334,7 @@ def test_no_ring_passes_on_the_keys_of_slices() -> None:
     opened = run(f"{SLICES} --context-parallel-size 2 --cp-comm-type auto", 4)
     exchanges = defaultdict[int, set[str]](set)
     for own in opened.alternatives:
-        exchanges[own.parallel.slices.num_seq_splits].add(own.parallel.context_exchange)
+        exchanges[own.parallel.slices.num_seq_splits].add(own.parallel.context.exchange)
     kept = {"all_gather", "a2a"}
     assert exchanges == {1: {*kept, "p2p"}, 2: kept, 4: kept, 8: kept}
     found = with_gpus(opened)

@@ -28,7 +28,7 @@ COMPARED = ("none", "redis", "vocab-1", "vocab-2", "interlaced")
 
 def with_all_treatments(run: RunConfig) -> RunConfig:
     """The run with ``--vocab-parallel auto``."""
-    ranks = run.parallel.pipeline_size
+    ranks = run.parallel.pipeline.size
     layouts = tuple(
         replace(
             run.parallel,

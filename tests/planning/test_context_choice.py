@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from command_lines import with_flags
+from harness.precisions import precision
 from harness.still_watch import still_watch
 
 from megatron.planning.dry_run import dry_run
@@ -44,8 +45,8 @@ def test_only_exchanges_that_the_model_can_take_are_compared(
     flags: str, exchanges: list[str]
 ) -> None:
     found = run(flags)
-    assert [own.parallel.context_exchange for own in found.alternatives] == exchanges
-    heads = [own.parallel.context_heads_size for own in found.alternatives]
+    assert [own.parallel.context.exchange for own in found.alternatives] == exchanges
+    heads = [own.parallel.context.heads_size for own in found.alternatives]
     assert heads == [2 if exchange == "a2a+p2p" else 1 for exchange in exchanges]
 
 
@@ -58,22 +59,22 @@ def test_the_fastest_by_whole_dry_runs_is_taken() -> None:
     asked = run().on(gpu("H100"))
     seconds = {}
     for own in asked.alternatives:
-        named = run(f"--cp-comm-type {own.parallel.context_exchange}").on(gpu("H100"))
+        named = run(f"--cp-comm-type {own.parallel.context.exchange}").on(gpu("H100"))
         assert named.parallel == own.parallel
         forecast = forecast_run(named, make_run_plan(named), gpu("H100"))
-        seconds[own.parallel.context_exchange] = forecast.outcome.seconds
+        seconds[own.parallel.context.exchange] = forecast.outcome.seconds
     found = settled(asked, make_run_plan(asked))
     assert found.alternatives == ()
-    assert seconds[found.parallel.context_exchange] * (1 - NEAR) <= min(seconds.values())
-    assert found.notes[-1] == f"auto takes --cp-comm-type {found.parallel.context_exchange}"
+    assert seconds[found.parallel.context.exchange] * (1 - NEAR) <= min(seconds.values())
+    assert found.notes[-1] == f"auto takes --cp-comm-type {found.parallel.context.exchange}"
 
 
 def test_without_times_all_gather_is_taken_with_the_reason() -> None:
     asked = run()
-    single = replace(asked, train=replace(asked.train, dtype=torch.float32))
+    single = replace(asked, train=replace(asked.train, precision=precision(torch.float32)))
     for config in (asked.on(None), single.on(gpu("H100"))):
         found = settled(config, make_run_plan(config))
-        assert found.parallel.context_exchange == "all_gather"
+        assert found.parallel.context.exchange == "all_gather"
         assert "needs a known GPU and 16 bits" in found.notes[-1]
 
 

@@ -14,14 +14,17 @@ import torch
 from command_lines import with_flags
 from correctness.short_runs import Job, Layout
 from harness.marks import full
+from harness.precisions import precision
 from harness.still_watch import still_watch
 from reference.plain_gpt import GPTOptions
 
 from megatron.flags.words import split
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.model.distribution import LayerDistribution
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import ReplicaSettings, TensorRankSettings
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import candidates, make_run_plan
@@ -296,7 +299,8 @@ def test_logits_formed_again_are_proposed_before_layers_computed_again() -> None
     run = config(1, "none")
     run = replace(run, train=replace(run.train, micro_batch_size=1, global_batch_size=2))
     run = asking(run, "--micro-batch-size", "1", "--global-batch-size", "2")
-    again = replace(run, train=replace(run.train, vocab_recompute=True))
+    parallel = replace(run.parallel, vocabulary=ShardSettings(vocab_recompute=True))
+    again = replace(run, parallel=parallel)
     kept, less = (
         forecast_run(each, make_run_plan(each), gpu("A100")).outcome for each in (run, again)
     )
@@ -495,7 +499,7 @@ def test_replicas_share_the_global_batch() -> None:
 @pytest.mark.parametrize("sequence", [False, True])
 def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
     run = config()
-    parallel = replace(run.parallel, tensor_size=2, sequence_parallel=sequence)
+    parallel = replace(run.parallel, tensor=TensorRankSettings(2, sequence))
     text = report(replace(run, parallel=parallel))
     assert "1 replica of 8 x A100" in text
     also = " and the sequence" if sequence else ""
@@ -506,7 +510,9 @@ def test_the_gpus_of_tensor_parallel_ranks_count(sequence: bool) -> None:
 
 def test_ranks_that_share_every_sequence_need_less_time_and_memory_each() -> None:
     alone = config()
-    parallel = replace(alone.parallel, context_size=2, replicas=ReplicaSettings(size=2))
+    parallel = replace(
+        alone.parallel, context=ContextRankSettings(2), replicas=ReplicaSettings(size=2)
+    )
     free = DryRunSettings(dry_run_replica_bandwidth=inf, dry_run_replica_latency=0.0)
     shared = replace(alone, parallel=parallel, dry_run=free)
     text = report(shared)
@@ -543,7 +549,7 @@ def test_no_figure_of_a_small_model_reads_zero() -> None:
 def test_refusals() -> None:
     run = config()
     with pytest.raises(ValueError, match="add --bf16"):
-        report(replace(run, train=replace(run.train, dtype=torch.float32)))
+        report(replace(run, train=replace(run.train, precision=precision(torch.float32))))
     with pytest.raises(ValueError, match="--dry-run-gpu H1000 is not known: choose one of A100"):
         gpu("H1000")
 

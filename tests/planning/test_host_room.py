@@ -14,6 +14,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.grid import Grid
 from megatron.parallel.placement import Placement
+from megatron.parallel.settings import DeviceSettings
 from megatron.planning import host_room, must_fit
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
@@ -38,7 +39,7 @@ def config(host_memory: float | None = None, states: HostStateSettings | None = 
     made = job.config(Layout(2, "vocab-2"), torch.bfloat16)
     parallel = replace(
         made.parallel,
-        device="cuda",
+        devices=DeviceSettings("cuda", "nccl"),
         gpu=A100,
         offload=OffloadSettings(True, 1, 1000.0, host_memory and host_memory / 2**30),
     )

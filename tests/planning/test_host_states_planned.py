@@ -12,7 +12,7 @@ from reference.plain_gpt import GPTOptions
 from megatron.optimizer.host_link import BATCH, chosen_for_host, slot_elements
 from megatron.optimizer.settings import HostStateSettings
 from megatron.parallel.groups import single_rank
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.settings import DeviceSettings, PipelineRankSettings, ReplicaSettings
 from megatron.planning import must_fit
 from megatron.planning.forecast_run import RunForecast, forecast_run
 from megatron.planning.host_share import host_shares
@@ -27,6 +27,8 @@ from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.training.setup import build_train_state
 
 A100 = gpu("A100")
+CPUS = DeviceSettings("cpu", "gloo")
+CUDA = DeviceSettings("cuda", "nccl")
 HALF = HostStateSettings(True, 0.5)
 
 
@@ -38,7 +40,7 @@ def config(
     made = job.config(Layout(2, "vocab-2"), dtype)
     return replace(
         made,
-        parallel=replace(made.parallel, device="cuda", gpu=A100, **parallel),
+        parallel=replace(made.parallel, devices=CUDA, gpu=A100, **parallel),
         train=replace(made.train, host_states=states),
     )
 
@@ -99,7 +101,8 @@ def test_overlap_hides_all_but_the_longest_part() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_host_holds_what_is_counted(dtype: torch.dtype) -> None:
     own = config(HALF, dtype)
-    own = replace(own, parallel=replace(own.parallel, pipeline_size=1, device="cpu", gpu=None))
+    alone = replace(own.parallel, pipeline=PipelineRankSettings(), devices=CPUS, gpu=None)
+    own = replace(own, parallel=alone)
     run_plan = make_run_plan(own)
     [memory] = held_by_ranks(own, run_plan)[1]
     state = build_train_state(own, single_rank(torch.device("cpu")), run_plan)
@@ -118,7 +121,8 @@ def test_the_host_holds_what_is_counted(dtype: torch.dtype) -> None:
 
 def test_lanes_to_the_host_end_with_the_run() -> None:
     own = config(HostStateSettings(overlap_cpu_optimizer_d2h_h2d=True))
-    own = replace(own, parallel=replace(own.parallel, pipeline_size=1, device="cpu", gpu=None))
+    alone = replace(own.parallel, pipeline=PipelineRankSettings(), devices=CPUS, gpu=None)
+    own = replace(own, parallel=alone)
     state = build_train_state(own, single_rank(torch.device("cpu")))
     state.close()
     assert state.host_link is not None
@@ -172,7 +176,7 @@ def test_states_beyond_the_hosts_memory_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(must_fit, "machine_memory", lambda: 1000)
     with pytest.raises(ValueError, match=r"^--optimizer-cpu-offload: .*--optimizer-offload-fract"):
         check_host(own, run_plan, 0)
-    on_cpus = replace(own, parallel=replace(own.parallel, device="cpu", gpu=None))
+    on_cpus = replace(own, parallel=replace(own.parallel, devices=CPUS, gpu=None))
     held = held_by_ranks(own, run_plan)[1][0]
     monkeypatch.setattr(must_fit, "_memory", lambda _: held.static + 0.5 * held.on_host)
     with pytest.raises(ValueError, match="optimizer state of rank 0 take"):

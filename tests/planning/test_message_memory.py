@@ -67,7 +67,5 @@ def test_ranks_that_share_tokens_share_messages_and_slices_do_not(
 
 
 def test_a_wide_stream_has_messages_in_fp32() -> None:
-    assert (
-        kept(Layout(2, "vocab-2"), precision=PrecisionSettings(fp32_residual_connection=True))
-        == [2 * 2 * M * ONE] * 2
-    )
+    wide = PrecisionSettings(bf16=True, fp32_residual_connection=True)
+    assert kept(Layout(2, "vocab-2"), precision=wide) == [2 * 2 * M * ONE] * 2

@@ -7,6 +7,7 @@ import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
 
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning import must_fit
 from megatron.planning.must_fit import check_memory
 from megatron.planning.run_plan import make_run_plan
@@ -49,7 +50,7 @@ def test_of_an_uneven_pipeline_the_rank_counts(monkeypatch: pytest.MonkeyPatch) 
     """Only the first rank has the large vocabulary's matrix, which is tied to nothing here."""
     config = JOB.config(Layout(2, "none"))
     model = config.model.replaced(vocab_size=10**6, tie_embeddings=False)
-    parallel = replace(config.parallel, pipeline_size=3, padded_vocab_size=10**6)
+    parallel = replace(config.parallel, pipeline=PipelineRankSettings(3), padded_vocab_size=10**6)
     config = replace(config, model=model, parallel=parallel)
     monkeypatch.setattr(must_fit, "_memory", lambda _: 6 * 10**6 * model.hidden_size)
     check(config, 1)

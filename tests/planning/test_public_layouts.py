@@ -33,7 +33,7 @@ def refusals(layout: PublicLayout, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     run, memory = config(layout), int(gpu(layout.gpu).memory)
     monkeypatch.setattr(must_fit, "_memory", lambda _: memory)
     short = _with_one_microbatch(asked(run)[0])
-    for rank in range(run.parallel.pipeline_size):
+    for rank in range(run.parallel.pipeline.size):
         try:
             check_memory(run, short, rank)
         except ValueError as refused:

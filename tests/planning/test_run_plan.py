@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from harness.precisions import precision
 
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
@@ -18,6 +19,7 @@ from megatron.layers.patterns import LayerPattern
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
+from megatron.parallel.settings import DeviceSettings, PipelineRankSettings
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_costs import stage_costs
 from megatron.planning.run_plan import make_run_plan
@@ -62,13 +64,11 @@ def config(
             vocab_size=vocab_size,
         ),
         parallel=ParallelConfig(
-            pipeline_size=ranks,
+            pipeline=PipelineRankSettings(ranks),
             vocab_parallel=treatment,
             pipeline_schedule=schedule,
             padded_vocab_size=-(-vocab_size // ranks) * ranks,
-            device="cpu",
-            backend="gloo",
-            timeout_minutes=1,
+            devices=DeviceSettings("cpu", "gloo", 1),
             layers=redis if distribution is None else distribution,
             planning=PlanSettings(**planning),
             **parallel,
@@ -79,7 +79,7 @@ def config(
             train_iters=1,
             exit_interval=None,
             seed=1,
-            dtype=torch.float32,
+            precision=precision(torch.float32),
             eval_interval=None,
             eval_iters=0,
         ),

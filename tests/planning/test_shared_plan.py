@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from harness.precisions import precision
 from planning.test_dry_run import config as config_on_gpus
 from planning.test_dry_run import few, on
 from planning.test_run_plan import config
@@ -72,7 +73,7 @@ def test_the_plan_only_rank_0_plans_where_it_is_searched_for_so_long() -> None:
     named = on(config_on_gpus(2, "none", "1f1b"), "H100")
     assert not only_rank_0_plans(named)
     assert not only_rank_0_plans(config_on_gpus(2, "none", "auto")), "compared by FLOPs"
-    narrow = replace(compared, train=replace(compared.train, dtype=torch.float32))
+    narrow = replace(compared, train=replace(compared.train, precision=precision(torch.float32)))
     assert not only_rank_0_plans(narrow), "compared by FLOPs too"
     limited = PlanSettings(search_seconds=3.0)
     assert only_rank_0_plans(replace(named, parallel=replace(named.parallel, planning=limited)))

@@ -10,6 +10,7 @@ from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
 from reference.plain_gpt import GPTOptions
 
+from megatron.parallel.settings import DeviceSettings
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
@@ -78,8 +79,7 @@ def moving(config: RunConfig, chunks: int | None) -> RunConfig:
     """
     parallel = replace(
         config.parallel,
-        device="cuda",
-        backend="nccl",
+        devices=DeviceSettings("cuda", "nccl"),
         gpu=gpu("A100"),
         offload=OffloadSettings(chunks is not None, chunks, 1000.0),
     )

@@ -216,7 +216,8 @@ class _Loader(MicrobatchLoader):
 
 
 def _on_cuda(config: RunConfig) -> RunConfig:
-    return replace(config, parallel=replace(config.parallel, device="cuda", backend="nccl"))
+    devices = replace(config.parallel.devices, device="cuda", distributed_backend="nccl")
+    return replace(config, parallel=replace(config.parallel, devices=devices))
 
 
 def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:

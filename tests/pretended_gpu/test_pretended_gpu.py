@@ -19,6 +19,7 @@ from correctness.recorded_graph import recorded_graphs
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
+from harness.precisions import precision
 from pretended_gpu.deadlock import name_of
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
@@ -28,9 +29,9 @@ from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.optimizer.settings import LossScaleSettings
 from megatron.planning.run_plan import make_run_plan
-from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
 from megatron.schedules.settings import SliceSettings
@@ -640,7 +641,7 @@ def test_slices_keep_the_keys_of_groups_once_in_fp32(gpus: GpuPool) -> None:
     """Slices share their keys, so fewer groups need less memory, though no kernel knows groups."""
     layout = Layout(1, "none", slices=4)
     few, many = (
-        replace(own, train=replace(own.train, dtype=torch.float32))
+        replace(own, train=replace(own.train, precision=precision(torch.float32)))
         for groups in (2, 24)
         for own in [paper_config(layout, 4096, layers=1, sequence=4096, num_query_groups=groups)]
     )
@@ -669,7 +670,8 @@ def test_memory_without_logits_is_what_a_dry_run_says(
 ) -> None:
     """Less than with them by the exponentials of a microbatch at least, but for a tile of them."""
     config = paper_config(Layout(3, treatment), vocab_size, layers=6)
-    again = replace(config, train=replace(config.train, vocab_recompute=True))
+    parallel = replace(config.parallel, vocabulary=ShardSettings(vocab_recompute=True))
+    again = replace(config, parallel=parallel)
     kept, own = memory(config, gpus), memory(again, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
@@ -811,7 +813,10 @@ def test_memory_of_other_optimizers_is_what_a_dry_run_says(
 @pytest.mark.full
 def test_memory_of_gradients_in_bf16_is_what_a_dry_run_says(gpus: GpuPool) -> None:
     config = paper_config(Layout(2, "vocab-2"), 32_000, layers=4)
-    narrow = replace(config, train=replace(config.train, gradient_dtype=torch.bfloat16))
+    narrow = replace(
+        config,
+        train=replace(config.train, precision=precision(torch.bfloat16, narrow_gradients=True)),
+    )
     own = memory(narrow, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
@@ -823,13 +828,8 @@ def test_memory_of_an_fp32_stream_is_what_a_dry_run_says(schedule: str, gpus: Gp
     config = paper_config(
         Layout(2, "vocab-2", schedule), 32_000, layers=4, micro_batch_size=4, tie_embeddings=True
     )
-    own = memory(
-        replace(
-            config,
-            train=replace(config.train, precision=PrecisionSettings(fp32_residual_connection=True)),
-        ),
-        gpus,
-    )
+    wide = replace(config.train.precision, fp32_residual_connection=True)
+    own = memory(replace(config, train=replace(config.train, precision=wide)), gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
 

@@ -8,6 +8,7 @@ import torch
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
+from harness.precisions import precision
 from pretended_gpu.paper_memory import memory, moving, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_rank
@@ -108,7 +109,7 @@ def test_memory_of_half_the_shards_is_what_a_dry_run_says(
     """
     layout = Layout(1, "none", replicas=2, sharded=True, bucket_size=20_000_000)
     config = paper_config(layout, 8_000, layers=1, sequence=512)
-    config = replace(moving(config, None), train=replace(config.train, dtype=dtype))
+    config = replace(moving(config, None), train=replace(config.train, precision=precision(dtype)))
     own = memory(with_states(config, HostStateSettings(True, 0.5)), gpus)
     assert all("the host waits" in fault for fault in own.faults), own.faults
     assert max(own.allocated) == pytest.approx(own.predicted[0], rel=ALLOCATED_WITHIN)

@@ -568,7 +568,7 @@ def test_cuda_is_taken_where_there_is_one(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     parallel = parse(command_line(base, "--device auto"), 1).parallel
-    assert (parallel.device, parallel.backend) == ("cuda", "nccl")
+    assert (parallel.devices.device, parallel.devices.distributed_backend) == ("cuda", "nccl")
     assert parallel.gpu is not None
     assert parallel.gpu.name == "H100"
 

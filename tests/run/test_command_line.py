@@ -13,7 +13,9 @@ from command_lines import with_flags
 from megatron.data.indexed import IndexedWriter
 from megatron.data.shares import Split
 from megatron.flags.tree import values_of
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.model.settings import ModelSettings
+from megatron.parallel.settings import DeviceSettings
 from megatron.run.command_line import parse, read
 from megatron.run.run_config import RunConfig
 
@@ -82,8 +84,7 @@ def test_defaults_are_megatrons(run: Callable[..., Any], prefix: Path) -> None:
     assert config.data.split == Split(969, 30, 1)
     assert config.data.eod_token == VOCAB - 1
     assert config.log.log_interval == 100
-    assert (config.parallel.device, config.parallel.backend) == ("cpu", "gloo")
-    assert config.parallel.timeout_minutes == 10
+    assert config.parallel.devices == DeviceSettings("cpu", "gloo", 10)
     assert config.notes == ()
 
 
@@ -190,14 +191,14 @@ def test_treatment_of_the_vocabulary(
     assert parallel.vocab_parallel == treatment
     assert parallel.vocab_shards == shards
     assert parallel.padded_vocab_size == padded
-    assert parallel.pipeline_size == 4
+    assert parallel.pipeline.size == 4
 
 
 def test_logits_that_are_not_kept(run: Callable[..., Any]) -> None:
     """A run may choose so anew, whatever model it loads: it is no fact of the model."""
     kept, again = run(), run("--vocab-recompute")
-    assert not kept.train.vocab_recompute
-    assert again.train == replace(kept.train, vocab_recompute=True)
+    assert not kept.parallel.vocabulary.vocab_recompute
+    assert again.parallel == replace(kept.parallel, vocabulary=ShardSettings(vocab_recompute=True))
     assert again.model == kept.model
 
 

@@ -53,7 +53,8 @@ def test_a_run_ends_after_half_the_time_of_a_collective_or_as_the_flag_says(
     flags: str, seconds: float
 ) -> None:
     found = run(f"--distributed-timeout-minutes 60 {flags}")
-    assert found.guard.seconds_of_hang(found.parallel.timeout_minutes) == seconds
+    minutes = found.parallel.devices.distributed_timeout_minutes
+    assert found.guard.seconds_of_hang(minutes) == seconds
 
 
 @pytest.mark.parametrize(

@@ -465,7 +465,7 @@ def test_a_dry_run_needs_no_ranks_and_no_data() -> None:
     flags = "--pipeline-model-parallel-size 4 --bf16 --dry-run --dry-run-gpu H100"
     config = parse(with_flags(BASE.split(), flags.split()), world_size=1)
     assert config.dry_run == DryRunSettings(dry_run=True, dry_run_gpu="H100")
-    assert config.parallel.pipeline_size == 4
+    assert config.parallel.pipeline.size == 4
     usual = parse(f"{BASE} --bf16 --dry-run".split(), world_size=1).dry_run
     assert usual is not None
     assert usual.gpu == "A100"

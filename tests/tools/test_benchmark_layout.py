@@ -42,7 +42,7 @@ def test_tensor_parallel_ranks_split_the_sequence_too() -> None:
     assert {case.processes for case in found} == {4}
     assert [case.layout for case in found] == [*["t=2,p=2"] * 4, "d=4"]
     parallel = found[1].run_config().parallel
-    assert (parallel.tensor_size, parallel.sequence_parallel) == (2, True)
+    assert (parallel.tensor.size, parallel.tensor.sequence_parallel) == (2, True)
     assert parallel.padded_vocab_size % (128 * parallel.vocab_shards) == 0
 
 

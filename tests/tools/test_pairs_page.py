@@ -108,8 +108,8 @@ def test_every_job_has_the_ranks_and_layers_of_its_layout() -> None:
         if job.name in numbers:
             run = runs[numbers[job.name]]
             own = config.parallel
-            assert own.tensor_size == run.tensor
-            assert own.pipeline_size == run.pipeline
+            assert own.tensor.size == run.tensor
+            assert own.pipeline.size == run.pipeline
             assert config.train.global_batch_size == run.global_batch
             assert config.model.num_layers == run.model.layers
 

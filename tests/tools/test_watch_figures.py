@@ -107,6 +107,13 @@ def test_every_figure_of_a_record_is_on_the_page(tmp_path: Path) -> None:
     assert own["facts"]["train_iters"] == 100
 
 
+def test_the_layout_of_a_record_of_an_earlier_version(tmp_path: Path) -> None:
+    sizes = {"pipeline_size": 4, "tensor_size": 2, "context_size": 1, "replicas": {"size": 3}}
+    path = write(tmp_path / "r.jsonl", start(config={"parallel": sizes}), interval(5))
+    [own] = data_of(path)["runs"]
+    assert own["facts"]["layout"] == {"pipeline": 4, "tensor": 2, "replicas": 3}
+
+
 def test_all_axes_have_the_same_points(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", start(), interval(5), interval(10), evaluation(10))
     for axis in get_args(Axis):

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from correctness.short_runs import Job, Layout
+from harness.precisions import precision
 from planning.test_dry_run import config as large_run
 from planning.test_dry_run import few
 from reference.plain_gpt import GPTOptions
 
 from megatron.parallel.groups import single_rank
+from megatron.parallel.settings import DeviceSettings
 from megatron.planning.forecast_run import forecast_run
 from megatron.planning.prepared_advice import prepared_advice
 from megatron.planning.run_plan import make_run_plan
@@ -105,7 +107,10 @@ def test_a_host_without_memory_is_told_with_the_ways_out(
 
 
 def on_gpus(run: RunConfig) -> RunConfig:
-    return replace(run, parallel=replace(run.parallel, device="cuda", gpu=GPUS["H100"]))
+    return replace(
+        run,
+        parallel=replace(run.parallel, devices=DeviceSettings("cuda", "nccl"), gpu=GPUS["H100"]),
+    )
 
 
 def test_the_advice_fits_better_than_the_run() -> None:
@@ -135,13 +140,13 @@ def test_without_time_the_advice_says_how_to_ask() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_nothing_is_known_the_way_to_ask_is_named(dtype: torch.dtype) -> None:
     run = on_gpus(large_run())
-    run = replace(run, train=replace(run.train, dtype=dtype))
+    run = replace(run, train=replace(run.train, precision=precision(dtype)))
     if dtype == torch.bfloat16:
         run = replace(run, parallel=replace(run.parallel, gpu=None))
     [line] = prepared_advice(run, make_run_plan(run), 0)
     assert "--dry-run" in line
     assert ("--bf16" in line) == (dtype == torch.float32)
-    on_cpus = replace(run, parallel=replace(run.parallel, device="cpu"))
+    on_cpus = replace(run, parallel=replace(run.parallel, devices=DeviceSettings("cpu", "gloo")))
     assert prepared_advice(on_cpus, make_run_plan(on_cpus), 0) == ()
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from correctness.short_runs import Layout
 from harness.marks import full
+from harness.precisions import precision
 from harness.rank_pool import RankPool
 from training.test_checkpointing import JOB, Ended, assert_same, losses, run_on_rank
 
@@ -74,7 +75,10 @@ def test_moments_are_kept_in_bf16(ranks: RankPool, tmp_path: Path) -> None:
     config = prepared(
         Layout(2, "vocab-2"), torch.bfloat16, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16"
     )
-    config = replace(config, train=replace(config.train, gradient_dtype=torch.bfloat16))
+    config = replace(
+        config,
+        train=replace(config.train, precision=precision(torch.bfloat16, narrow_gradients=True)),
+    )
     whole, resumed = whole_and_resumed(ranks, config, tmp_path)
     assert_same(whole, resumed)
     kinds = {name.split(".")[0]: parts[0][1].dtype for name, (_, parts) in resumed[0].held.items()}

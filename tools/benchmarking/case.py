@@ -12,9 +12,15 @@ from megatron.data.shares import Split
 from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.settings import (
+    DeviceSettings,
+    PipelineRankSettings,
+    ReplicaSettings,
+    TensorRankSettings,
+)
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
+from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
 from megatron.schedules.settings import PlanSettings, SliceSettings
@@ -135,17 +141,14 @@ class BenchmarkCase:
         treatment = TREATMENTS[self.treatment]
         multiple = 128 * self.tensor * (self.ranks if treatment.is_sharded else 1)
         parallel = ParallelConfig(
-            pipeline_size=self.ranks,
-            tensor_size=self.tensor,
-            sequence_parallel=self.tensor > 1,
+            pipeline=PipelineRankSettings(self.ranks),
+            tensor=TensorRankSettings(self.tensor, self.tensor > 1),
             vocab_parallel=self.treatment,
             slices=SliceSettings(self.slices),
             pipeline_schedule=self.schedule,
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
-            device=self.device,
+            devices=DeviceSettings(self.device, "nccl" if self.device == "cuda" else "gloo"),
             cluster=ClusterSettings(no_numa_binding=True),  # as in all reports before
-            backend="nccl" if self.device == "cuda" else "gloo",
-            timeout_minutes=10,
             planning=PlanSettings(zero_bubble_max_pending_backward=self.memory_limit),
             layers=LayerDistribution("redis" if treatment.redistributed else "even"),
             replicas=self._replica_config(),
@@ -156,7 +159,7 @@ class BenchmarkCase:
             train_iters=2,
             exit_interval=None,
             seed=SEED,
-            dtype=self.torch_dtype,
+            precision=PrecisionSettings(self.dtype == "bfloat16", self.dtype == "float16"),
             eval_interval=None,
             eval_iters=1,
             replicas=self.replicas,

@@ -67,7 +67,7 @@ def forecast_of(recipe: Recipe, words: Sequence[str] = ()) -> RecipeForecast:
     peak_flops = 1e12 * gpu.peak_tflops * recipe.gpus
     return RecipeForecast(
         _layout(config, recipe.gpus),
-        config.parallel.pipeline_size > 1 and TREATMENTS[config.parallel.vocab_parallel].is_sharded,
+        config.parallel.pipeline.size > 1 and TREATMENTS[config.parallel.vocab_parallel].is_sharded,
         samples,
         config.model.seq_length,
         seconds,
@@ -83,7 +83,7 @@ def forecast_of(recipe: Recipe, words: Sequence[str] = ()) -> RecipeForecast:
 def _layout(config: RunConfig, gpus: int) -> str:
     """Return the ranks of a layout by their letters; sizes of 1 are left out."""
     parallel = config.parallel
-    sizes = {"t": parallel.tensor_size, "p": parallel.pipeline_size, "c": parallel.context_size}
+    sizes = {"t": parallel.tensor.size, "p": parallel.pipeline.size, "c": parallel.context.size}
     sizes["d"] = gpus // (sizes["t"] * sizes["p"] * sizes["c"])
     if config.model.experts.num_experts:
         sizes["e"] = parallel.experts.expert_model_parallel_size

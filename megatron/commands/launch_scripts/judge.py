@@ -16,10 +16,11 @@ from megatron.commands.launch_scripts.launches import Launch, Ranks
 from megatron.commands.launch_scripts.values import Hole, Holes
 from megatron.flags.declare import option_of
 from megatron.flags.groups import Reading
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import PipelineRankSettings, TensorRankSettings
 from megatron.planning.search.dimensions import ASKING_FOR_TREATMENTS
 from megatron.run.command_line import read
 from megatron.run.expert_ranks import sizes_of_experts
-from megatron.run.parallelism import ParallelFlags
 from megatron.run.schedule import ACCOUNTS, ENDS, LAYOUT, treatment_of
 from megatron.run.told import Told, is_of, told_of
 from megatron.schedules.treatments import TREATMENTS
@@ -249,11 +250,10 @@ _SIZES: Final = (
 
 
 def _sizes(found: Reading, world: int | None) -> Sizes:
-    own = found.flags[ParallelFlags]
     return Sizes(
-        own.tensor_model_parallel_size,
-        own.context_parallel_size,
-        own.pipeline_model_parallel_size,
+        found.flags[TensorRankSettings].size,
+        found.flags[ContextRankSettings].size,
+        found.flags[PipelineRankSettings].size,
         sizes_of_experts(found.flags)[0],
         world,
     )

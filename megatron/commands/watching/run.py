@@ -27,13 +27,13 @@ _MOST_SETS: Final = 64
 """Sets of evaluations that are kept."""
 
 _LAYOUT: Final = {
-    "pipeline": ("pipeline_size",),
-    "tensor": ("tensor_size",),
-    "context": ("context_size",),
-    "replicas": ("replicas", "size"),
-    "expert": ("experts", "expert_model_parallel_size"),
+    "pipeline": (("pipeline", "pipeline_model_parallel_size"), ("pipeline_size",)),
+    "tensor": (("tensor", "tensor_model_parallel_size"), ("tensor_size",)),
+    "context": (("context", "context_parallel_size"), ("context_size",)),
+    "replicas": (("replicas", "size"),),
+    "expert": (("experts", "expert_model_parallel_size"),),
 }
-"""Kind of ranks -> where a configuration tells how many there are."""
+"""Kind of ranks -> where a configuration tells how many there are; earlier versions' place last."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,12 @@ def _facts(record: Record) -> Iterator[tuple[str, Any]]:
         yield name, number(record.get(name))
     yield "planned_idle", number(record.get("planned_idle"))
     yield "seq_length", number(part(record, "config", "model", "seq_length"))
-    sizes = {kind: number(part(record, "config", "parallel", *at)) for kind, at in _LAYOUT.items()}
-    yield "layout", {kind: int(size) for kind, size in sizes.items() if size > 1}
+    sizes = {
+        kind: int(size)
+        for kind, places in _LAYOUT.items()
+        for at in places
+        if (size := number(part(record, "config", "parallel", *at))) > 1
+    }
+    yield "layout", sizes
     for name in ("pipeline_schedule", "vocab_parallel"):
         yield name, word(part(record, "config", "parallel", name))

@@ -21,7 +21,7 @@ from megatron.planning.search.dimensions import CHOSEN
 from megatron.run import command_line
 from megatron.run.flag_files import read_flag_files
 from megatron.run.overrides import in_effect
-from megatron.run.parallelism import ParallelFlags, ranks_of_replica
+from megatron.run.parallelism import ranks_of_replica
 from megatron.run.topics import DECLARED
 from megatron.run.train import TrainFlags
 from megatron.simulator.costs.gpus import GIB
@@ -183,7 +183,7 @@ def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
 def _mistakes_in_flags(question: Question) -> Iterator[str]:
     """Yield a line on each mistake in the flags of ``pretrain_gpt.py``."""
     flags = command_line.read(dry_run_words(question, (), 1), 1, speak=False).flags
-    ranks, all_ranks = max(1, ranks_of_replica(flags[ParallelFlags])), question.gpus.count
+    ranks, all_ranks = max(1, ranks_of_replica(flags)), question.gpus.count
     if all_ranks % ranks:
         yield (
             f"--gpus {question.gpus} are {all_ranks} GPUs, which the {ranks} ranks of a replica "

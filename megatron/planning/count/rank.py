@@ -142,14 +142,14 @@ class CountedRank:
         axis = self._groups.tensor
         if axis.size == 1:
             return ALONE
-        split = self._subject.sequence_parallel
+        split = self._subject.tensor.sequence_parallel
         return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
 
     def _context(self) -> ContextParallel:
         """Return how this rank shares sequences; its lane lists what travels along a ring."""
         groups = self._groups
         axes = ContextAxes(groups.context, groups.context_heads, groups.context_ring)
-        return context_parallel(axes, self._subject.context_exchange, lambda size: self._lane)
+        return context_parallel(axes, self._subject.context.exchange, lambda size: self._lane)
 
     def _spread_experts(self) -> ExpertParallel | None:
         """Return how tokens travel to experts that are spread."""

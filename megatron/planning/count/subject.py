@@ -17,9 +17,9 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.placement import Placement, place
 from megatron.model.settings import ModelSettings
-from megatron.parallel.context import ContextExchange
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.grid import Grid
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
 from megatron.planning.count.recorder import META
 from megatron.run.run_config import RunConfig
 from megatron.run.slice_lengths import lengths_of_slices
@@ -52,13 +52,10 @@ class Subject(NamedTuple):
     recomputation: Recomputation
     vocab_recompute: bool
     padded_vocab_size: int
-    tensor_size: int
-    sequence_parallel: bool
-    context_size: int
+    tensor: TensorRankSettings
+    context: ContextRankSettings
     experts: ExpertRankSettings
     expert_imbalance: float
-    context_exchange: ContextExchange
-    context_heads_size: int
     documents: DocumentSettings | None
     offloads: bool = False
     slices: tuple[int, ...] = ()
@@ -82,15 +79,12 @@ class Subject(NamedTuple):
             wide_stream=train.wide_stream,
             eight_bits=eight_bits,
             recomputation=train.recomputation,
-            vocab_recompute=train.vocab_recompute,
+            vocab_recompute=parallel.vocabulary.vocab_recompute,
             padded_vocab_size=parallel.padded_vocab_size,
-            tensor_size=parallel.tensor_size,
-            sequence_parallel=parallel.sequence_parallel,
-            context_size=parallel.context_size,
+            tensor=parallel.tensor,
+            context=parallel.context,
             experts=parallel.experts,
             expert_imbalance=1.0 if asked is None else asked.dry_run_expert_imbalance,
-            context_exchange=parallel.context_exchange,
-            context_heads_size=parallel.context_heads_size,
             documents=documents,
             offloads=parallel.offload.cpu_offload,
             slices=lengths_of_slices(config.model, slices, parallel.slices.strategy)
@@ -105,23 +99,23 @@ class Subject(NamedTuple):
 
         If ranks of other replicas exchange tokens with it, the grid has these replicas too.
         """
-        tensor, experts = self.tensor_size, self.experts
+        tensor, experts = self.tensor.size, self.experts
         size, sharing = experts.expert_model_parallel_size, experts.expert_tensor_parallel_size
         block = size * (sharing or tensor)
         return Grid(
             tensor,
-            block // gcd(block, tensor * self.context_size),
+            block // gcd(block, tensor * self.context.size),
             ranks,
-            context_size=self.context_size,
+            context_size=self.context.size,
             expert_size=size,
             given_expert_tensor_size=sharing,
-            context_heads_size=self.context_heads_size,
+            context_heads_size=self.context.heads_size,
         )
 
     def placement(self, plan: Plan, layers: Sequence[int], rank: int) -> Placement:
         """Return the parts of the model on the first of the ranks with pipeline rank ``rank``."""
         grid = self.grid(plan.ranks)
-        shard = grid.vocabulary_rank(rank), self.tensor_size * plan.ranks
+        shard = grid.vocabulary_rank(rank), self.tensor.size * plan.ranks
         return place(
             self.model,
             plan.stages,
@@ -129,7 +123,7 @@ class Subject(NamedTuple):
             layers=layers,
             padded_vocab_size=self.padded_vocab_size,
             vocabulary_shard=shard if plan.treatment.is_sharded else None,
-            tensor_shard=(0, self.tensor_size),
+            tensor_shard=(0, self.tensor.size),
         )
 
     def document_starts(self) -> Tensor:
@@ -142,7 +136,7 @@ class Subject(NamedTuple):
     def microbatch(self, starts_bs: Tensor) -> DeviceMicrobatch:
         """Return one rank's microbatch without values; ``document_starts`` made ``starts_bs``."""
         samples, asked = self.samples, self.documents
-        tokens = samples * self.model.seq_length // self.context_size
+        tokens = samples * self.model.seq_length // self.context.size
         documents = positions_bs = None
         if asked is not None and asked.reset_attention_mask:
             length = starts_bs.shape[1]
@@ -164,7 +158,7 @@ class Subject(NamedTuple):
     def _further(self, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return what follows this rank's tokens of every sample, without values."""
         depths = self.model.further.mtp_num_layers
-        if not depths or (self.context_size == 1 and not self.slices):
+        if not depths or (self.context.size == 1 and not self.slices):
             return None
         shape = self.samples, depths, tokens
         return _integers(*shape), _integers(*shape), torch.empty(shape, device=META)

@@ -12,13 +12,15 @@ from itertools import islice, product, takewhile
 from math import prod
 from typing import Final
 
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.line import Line
-from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.run.parallelism import number_of_replicas
 from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 from megatron.schedules.search.watch import Watch
@@ -270,7 +272,7 @@ class Coarse:
         """
         found = list[Rough]()
         _, shape = self._shapes[self._choices_of(placed)]
-        stages = placed.flags[ParallelFlags].pipeline_model_parallel_size
+        stages = placed.flags[PipelineRankSettings].size
         replicas = number_of_replicas(placed.flags)
         for chosen in product(*ways):
             edits = tuple(edit for own in chosen for edit in own)
@@ -352,7 +354,7 @@ def _middle(lines: Sequence[Line]) -> Line:
 
 def _typical(lines: Sequence[Line]) -> Line:
     """Return a line of few context ranks: of many, passes are short, and factors much larger."""
-    sizes = [line.flags[ParallelFlags].context_parallel_size for line in lines]
+    sizes = [line.flags[ContextRankSettings].size for line in lines]
     return _middle([line for line, own in zip(lines, sizes, strict=True) if own == min(sizes)])
 
 

@@ -11,6 +11,8 @@ from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import MLPSettings
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import PipelineRankSettings, TensorRankSettings
 from megatron.planning.search.dimension import Choices, Dimension, Kind
 from megatron.run.cluster import known_gpu, linked_ranks, ranks_of_machine
 from megatron.run.edit import Choice, Edit, left_out, set_to
@@ -18,10 +20,10 @@ from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture
 from megatron.run.line import Line
 from megatron.run.pairs import pairs_of
-from megatron.run.parallelism import DEFAULT_TREATMENT, ParallelFlags
 from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
 from megatron.run.train import TrainFlags
+from megatron.run.treatment import DEFAULT_TREATMENT
 from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
 from megatron.schedules.settings import SliceSettings
 from megatron.schedules.treatments import TREATMENTS
@@ -64,11 +66,10 @@ def _tensor(line: Line) -> Sequence[Choice]:
 
 def _replicas(line: Line, apart: str = "") -> int:
     """Return the replicas of a line whose size of the axis ``apart`` is 1; 0: too few ranks."""
-    own = line.flags[ParallelFlags]
     sizes = {
-        "tensor": own.tensor_model_parallel_size,
-        "context": own.context_parallel_size,
-        "pipeline": own.pipeline_model_parallel_size,
+        "tensor": line.flags[TensorRankSettings].size,
+        "context": line.flags[ContextRankSettings].size,
+        "pipeline": line.flags[PipelineRankSettings].size,
     }
     return line.world_size // prod(size for name, size in sizes.items() if name != apart)
 
@@ -83,7 +84,7 @@ def _context(line: Line) -> Sequence[Choice]:
 
 
 def _exchange(line: Line) -> Sequence[Choice]:
-    if line.flags[ParallelFlags].context_parallel_size == 1:
+    if line.flags[ContextRankSettings].size == 1:
         return [()]
     names = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.in_levels]
     return [(set_to("--cp-comm-type", name),) for name in names]
@@ -93,7 +94,7 @@ def _expert_tensor(line: Line) -> Sequence[Choice]:
     """Return whole experts, and experts whose columns all tensor-parallel ranks share."""
     if not is_mixture(line.flags):
         return [()]
-    sizes = dict.fromkeys((1, line.flags[ParallelFlags].tensor_model_parallel_size))
+    sizes = dict.fromkeys((1, line.flags[TensorRankSettings].size))
     return [(set_to(_SHARED_EXPERT, size),) for size in sizes]
 
 
@@ -123,7 +124,7 @@ def _pairs(line: Line) -> Sequence[Choice]:
     """
     apart: Choice = tuple(map(left_out, _PAIRS))
     shares = {
-        _PAIRS[0]: line.flags[ParallelFlags].tensor_model_parallel_size > 1,
+        _PAIRS[0]: line.flags[TensorRankSettings].size > 1,
         _PAIRS[1]: is_mixture(line.flags) and sizes_of_experts(line.flags)[0] > 1,
     }
     chosen_slices = line.flags[SliceSettings].num_seq_splits != 1 and not line.asks(_SPLITS)
@@ -149,11 +150,10 @@ def _can_spread(layers: int, stages: int) -> bool:
 
 def _micro_batch(line: Line) -> Sequence[Choice]:
     """Return micro batches that divide a replica's share, those with about ``_TOKENS`` first."""
-    train, sizes = line.flags[TrainFlags], line.flags[ParallelFlags]
-    share, rest = divmod(train.global_batch_size or 1, max(1, _replicas(line)))
+    share, rest = divmod(line.flags[TrainFlags].global_batch_size or 1, max(1, _replicas(line)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
-    tokens = line.flags[ShapeSettings].seq_length // sizes.context_parallel_size
+    tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size
     able = [size for size in (1, 2, 4, 8) if share % size == 0 and size * tokens <= 2 * _TOKENS]
     able.sort(key=lambda size: (abs(size * tokens - _TOKENS), size))
     return [(set_to("--micro-batch-size", size),) for size in able or [1]]
@@ -164,20 +164,20 @@ def _slices(line: Line) -> Sequence[Choice]:
 
     Beside pairs microbatches are whole, unless the user has named the pairs (``_pairs``).
     """
-    own, tokens = line.flags[ParallelFlags], line.flags[ShapeSettings].seq_length
     whole: Choice = (left_out(_SPLITS), left_out(_STRATEGY))
-    if own.pipeline_model_parallel_size == 1:  # no rank idles, and slices hold more
+    if line.flags[PipelineRankSettings].size == 1:  # no rank idles, and slices hold more
         return [whole]
     if pairs_of(line.flags).joins and not any(map(line.asks, _PAIRS)):
         return [whole]
-    most = tokens // own.context_parallel_size // _LEAST_TOKENS
+    tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size
+    most = tokens // _LEAST_TOKENS
     cut = [way.edits for way in WAYS_TO_CUT.choices(line.flags)[1:]]
     return [whole, *(edits for edits in cut if int((edits[0].values or "1")[0]) <= most)]
 
 
 def _schedule(line: Line) -> Sequence[Choice]:
     """Return the schedules with their chunks, the most promising first."""
-    ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
+    ranks = line.flags[PipelineRankSettings].size
     layers = line.flags[ShapeSettings].num_layers
     if ranks == 1:
         return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
@@ -213,7 +213,7 @@ def _named(name: str, chunks: int | None, *, spread: bool) -> Choice:
 
 def _treatment(line: Line) -> Sequence[Choice]:
     """Return all treatments; without stages there is nothing to spread the vocabulary over."""
-    if line.flags[ParallelFlags].pipeline_model_parallel_size == 1:
+    if line.flags[PipelineRankSettings].size == 1:
         return [(set_to(_VOCABULARY, DEFAULT_TREATMENT),)]
     return [(set_to(_VOCABULARY, name),) for name in _TREATMENTS]
 

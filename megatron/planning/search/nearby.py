@@ -93,7 +93,7 @@ class Nearby:
     def of(cls, config: RunConfig) -> "Nearby":
         """Return the line of a run that has a command line."""
         sizes = {
-            "--pipeline-model-parallel-size": config.parallel.pipeline_size,
+            "--pipeline-model-parallel-size": config.parallel.pipeline.size,
             "--global-batch-size": config.train.global_batch_size,
             "--pipeline-schedule": config.parallel.pipeline_schedule,
             "--vocab-parallel": config.parallel.vocab_parallel,

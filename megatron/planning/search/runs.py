@@ -4,13 +4,14 @@ from dataclasses import replace
 from math import inf
 from typing import Final, Literal, NamedTuple
 
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
-from megatron.run.parallelism import ParallelFlags, number_of_replicas
+from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
 from megatron.run.train import TrainFlags
 from megatron.schedules.catalogue import SCHEDULES
@@ -194,8 +195,8 @@ def promise_of(line: Line) -> Promise:
     A schedule that is searched or read from a file promises what 1F1B holds, and no idle time.
     """
     flags = line.flags
-    name, sizes, train = schedule_of(flags), flags[ParallelFlags], flags[TrainFlags]
-    known, ranks = SCHEDULES.get(name), sizes.pipeline_model_parallel_size
+    name, train = schedule_of(flags), flags[TrainFlags]
+    known, ranks = SCHEDULES.get(name), flags[PipelineRankSettings].size
     samples = (train.micro_batch_size or 1) * number_of_replicas(flags)
     microbatches = max(1, (train.global_batch_size or 1) // samples)
     if known is None:

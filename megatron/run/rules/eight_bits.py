@@ -10,7 +10,7 @@ from megatron.flags.rules import notes_in, refuses, refuses_in
 from megatron.layers.eight_bit_settings import ENDS, FORMAT, GATHER, EightBitSettings
 from megatron.layers.experts.settings import SHARED_EXPERT, ExpertSettings
 from megatron.model.settings import ModelSettings, ShapeSettings
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
 from megatron.run.eight_bit_sizes import products_of
 from megatron.run.eight_bits import (
     LEAST_CAPABILITY,
@@ -22,7 +22,7 @@ from megatron.run.eight_bits import (
 )
 from megatron.run.experts import is_mixture
 from megatron.run.model import sound_model
-from megatron.run.parallelism import ParallelFlags, on_cuda
+from megatron.run.parallelism import on_cuda
 
 
 @refuses
@@ -128,7 +128,7 @@ def _widths(flags: Flags) -> Iterator[str]:
         model = sound_model(flags)
     except ValueError:  # another rule reports this mistake
         return
-    ranks = flags[ParallelFlags].tensor_model_parallel_size
+    ranks = flags[TensorRankSettings].size
     widths = {"--hidden-size": float(model.hidden_size), **_widths_of_attention(model, ranks)}
     if not all(map(model.experts.in_layer, range(model.num_layers))):
         widths["--ffn-hidden-size"] = model.mlp.ffn_hidden_size / ranks

@@ -13,12 +13,13 @@ from megatron.kernels.cuda.grouped_packages import TYPES, load_grouped_package
 from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import FORMAT
 from megatron.layers.experts.settings import SHARED_EXPERT, ExpertSettings
-from megatron.parallel.settings import ExpertRankSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture, upcycling_of
 from megatron.run.grouped_products import GROUPED, grouped_package, in_eight_bits
 from megatron.run.model import sound_model
-from megatron.run.parallelism import ParallelFlags, number_of_replicas, on_cuda
+from megatron.run.parallelism import number_of_replicas, on_cuda
 from megatron.run.precision import PrecisionSettings
 from megatron.schedules.counted import counted
 from megatron.schedules.settings import PairSettings
@@ -73,8 +74,7 @@ def _options_idle_without(options: set[str], declared: Mapping[str, Declaration]
 
 @refuses
 def _spread(flags: Flags) -> Iterator[str]:
-    experts, sizes = flags[ExpertSettings].num_experts, flags[ParallelFlags]
-    size, tensor = sizes_of_experts(flags)
+    experts, (size, tensor) = flags[ExpertSettings].num_experts, sizes_of_experts(flags)
     if not is_mixture(flags):
         return
     if experts % size:
@@ -82,7 +82,7 @@ def _spread(flags: Flags) -> Iterator[str]:
             f"--expert-model-parallel-size {size} does not divide --num-experts {experts}: every "
             f"rank has as many; choose a divisor of {experts}"
         )
-    alike = sizes.tensor_model_parallel_size * sizes.context_parallel_size
+    alike = flags[TensorRankSettings].size * flags[ContextRankSettings].size
     ranks = alike * number_of_replicas(flags)
     if ranks % (size * tensor):
         yield (

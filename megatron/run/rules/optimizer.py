@@ -6,21 +6,23 @@ from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in, refuses
 from megatron.optimizer.newton_schulz import coefficients
+from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import STATES, HostStateSettings, MuonSettings, OptimizerSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture
 from megatron.run.offload_states import host_states
-from megatron.run.optimizer import RateSpanFlags, learning_rate_spans
 from megatron.run.optimizer_kind import (
     ADAMW,
     INSTALL,
     is_narrow,
     lack_of_apex,
     lack_of_own,
+    rate_spans,
     updates,
 )
-from megatron.run.parallelism import ParallelFlags, on_cuda
+from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings, narrow_types
 from megatron.run.train import TrainFlags
 
@@ -33,9 +35,9 @@ def _units(flags: Flags) -> Iterator[str]:
     """
     unit, wanted = _units_of_spans(flags)
     for name in _in_wrong_unit(flags):
-        flag = option_of(name)
+        flag, value = option_of(name), getattr(flags[RateSpanSettings], name)
         yield (
-            f"{flag} {getattr(flags[RateSpanFlags], name)} does not go with --train-{wanted}: use "
+            f"{flag} {value} does not go with --train-{wanted}: use "
             f"{flag.replace(unit, wanted)}, or --train-{unit}"
         )
 
@@ -49,19 +51,19 @@ def _units_of_spans(flags: Flags) -> tuple[str, str]:
 def _in_wrong_unit(flags: Flags) -> list[str]:
     unit, _ = _units_of_spans(flags)
     names = (f"lr_decay_{unit}", f"lr_warmup_{unit}", f"lr_wsd_decay_{unit}")
-    return [name for name in names if getattr(flags[RateSpanFlags], name)]
+    return [name for name in names if getattr(flags[RateSpanSettings], name)]
 
 
 @refuses
 def _warmup(flags: Flags) -> Iterator[str]:
     if _in_wrong_unit(flags):
         return  # the rule of the units reports it; spans of two units cannot be compared
-    decay, warmup, _ = learning_rate_spans(flags[RateSpanFlags], flags[TrainFlags])
+    decay, warmup, _ = rate_spans(flags)
     names = ("lr_warmup_fraction", "lr_warmup_samples", "lr_warmup_iters")
-    given = next((name for name in names if getattr(flags[RateSpanFlags], name)), None)
+    given = next((name for name in names if getattr(flags[RateSpanSettings], name)), None)
     if given is not None and decay and warmup >= decay:
         yield (
-            f"{option_of(given)} {getattr(flags[RateSpanFlags], given)}: the warm-up of "
+            f"{option_of(given)} {getattr(flags[RateSpanSettings], given)}: the warm-up of "
             f"{warmup:g} "
             f"samples is not shorter than the {decay} samples of the decay: shorten it, or "
             "lengthen --lr-decay-iters or --lr-decay-samples"
@@ -70,7 +72,7 @@ def _warmup(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _annealing(flags: Flags) -> Iterator[str]:
-    optimizer, train = flags[RateSpanFlags], flags[TrainFlags]
+    optimizer, train = flags[RateSpanSettings], flags[TrainFlags]
     if flags[OptimizerSettings].lr_decay_style != "WSD" or _in_wrong_unit(flags):
         return
     spans = (optimizer.lr_wsd_decay_iters, optimizer.lr_wsd_decay_samples)
@@ -89,16 +91,6 @@ def _annealing(flags: Flags) -> Iterator[str]:
             f"--lr-wsd-decay-{unit} {annealing} is longer than the decay of {decay} {words}: "
             f"shorten it, or lengthen --lr-decay-{unit}"
         )
-
-
-@notes
-def _idle_decay(flags: Flags) -> Iterator[str]:
-    spans = flags[RateSpanFlags]
-    if flags[OptimizerSettings].lr_decay_style != "constant" or spans.lr_warmup_fraction:
-        return  # a constant rate needs the decay span only if the warm-up is a share of it
-    for name in ("lr_decay_iters", "lr_decay_samples"):
-        if value := getattr(spans, name):
-            yield f"{option_of(name)} {value} changes nothing with --lr-decay-style constant"
 
 
 @refuses
@@ -178,8 +170,8 @@ def _newton_schulz(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _experts(flags: Flags) -> Iterator[str]:
-    (size, tensor), layers = sizes_of_experts(flags), flags[ParallelFlags]
-    is_spread = (size, tensor) != (1, layers.tensor_model_parallel_size)
+    size, tensor = sizes_of_experts(flags)
+    is_spread = (size, tensor) != (1, flags[TensorRankSettings].size)
     has_experts = is_mixture(flags)
     if flags[OptimizerSettings].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (

@@ -32,16 +32,16 @@ def introduction(
     """
     shards = parallel.vocab_shards
     replicas = f"{train.replicas} replicas of a " if train.replicas > 1 else ""
-    tensor = f" x {parallel.tensor_size} tensor-parallel" if parallel.tensor_size > 1 else ""
-    tensor += " ranks that share the sequence" if parallel.sequence_parallel else ""
-    tensor += f" x {parallel.context_size} context-parallel" if parallel.context_size > 1 else ""
+    tensor = f" x {parallel.tensor.size} tensor-parallel" if parallel.tensor.size > 1 else ""
+    tensor += " ranks that share the sequence" if parallel.tensor.sequence_parallel else ""
+    tensor += f" x {parallel.context.size} context-parallel" if parallel.context.size > 1 else ""
     grid, dispatcher = parallel.grid, parallel.experts.moe_token_dispatcher_type
     if grid.spreads_experts:
         tensor += f", experts over {grid.expert_size} x {grid.expert_tensor_size} ({dispatcher}),"
-    again = " with recomputed logits" if train.vocab_recompute else ""
+    again = " with recomputed logits" if parallel.vocabulary.vocab_recompute else ""
     yield (
-        f"{replicas}pipeline of {parallel.pipeline_size}{tensor} on {parallel.device} "
-        f"({parallel.backend}), schedule {schedule}, vocabulary "
+        f"{replicas}pipeline of {parallel.pipeline.size}{tensor} on {parallel.devices.device} "
+        f"({parallel.devices.distributed_backend}), schedule {schedule}, vocabulary "
         f"{parallel.vocab_parallel}{again}, {counted(train.num_microbatches, 'microbatch')}, "
         f"{str(train.dtype).removeprefix('torch.')}"
     )

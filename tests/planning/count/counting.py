@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from harness.precisions import precision
 from harness.small_models import GPT, llama_of
 
 from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.model.settings import ModelSettings
 from megatron.optimizer.settings import OptimizerSettings
-from megatron.parallel.settings import ReplicaSettings
+from megatron.parallel.settings import DeviceSettings, PipelineRankSettings, ReplicaSettings
 from megatron.planning.count.run import count_ranks
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
@@ -59,21 +60,19 @@ def run_of(
         "train_iters": 1,
         "exit_interval": None,
         "seed": 1,
-        "dtype": torch.bfloat16,
+        "precision": precision(torch.bfloat16),
         "eval_interval": None,
         "eval_iters": 0,
     }
     return RunConfig(
         model=model,
         parallel=ParallelConfig(
-            pipeline_size=ranks,
+            pipeline=PipelineRankSettings(ranks),
             vocab_parallel=treatment,
             pipeline_schedule="1f1b",
             padded_vocab_size=model.vocab_size,
-            device="cuda",
-            backend="nccl",
-            timeout_minutes=1,
-            replicas=ReplicaSettings(size=layout.get("context_size", 1)),
+            devices=DeviceSettings("cuda", "nccl", 1),
+            replicas=ReplicaSettings(size=layout["context"].size if "context" in layout else 1),
             **layout,
         ),
         train=TrainConfig(**(options | train)),
@@ -86,7 +85,7 @@ def run_of(
 def plan_of(run: RunConfig, schedule: str = "1f1b", **options: Any) -> Plan:
     """Return a plan of one microbatch for a run."""
     parallel = run.parallel
-    plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline_size, 1, **options)
+    plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline.size, 1, **options)
     return replace(plan, looks_ahead=run.model.further.mtp_num_layers > 0)
 
 

@@ -12,6 +12,7 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
 from megatron.model.settings import ModelSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.planning.count import run as counting_run
 from megatron.planning.count.rank import CountedRank, Part
 from megatron.planning.count.run import count_ranks
@@ -98,7 +99,7 @@ def test_a_stage_of_unlike_layers_is_the_sum_of_its_layers(
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole sequences", "split sequences"])
 def test_collectives_of_tensor_ranks_are_those_of_all_layers(split: bool) -> None:
-    run = run_of(UNLIKE, "vocab-1", 2, sizes={"tensor_size": 2, "sequence_parallel": split})
+    run = run_of(UNLIKE, "vocab-1", 2, sizes={"tensor": TensorRankSettings(2, split)})
     plan = plan_of(run, "zb-h1")
     for rank, found in enumerate(count_ranks(run, plan, [3, 3])):
         assert_same(found, counted_whole(run, plan, [3, 3], rank))
@@ -134,7 +135,7 @@ def test_the_ends_of_the_pipeline_come_before_and_after_all_layers(
     split: bool, treatment: str, schedule: str
 ) -> None:
     """In B the gathered gradient of the embeddings is there when all layers are through."""
-    run = run_of(MODEL, treatment, 2, sizes={"tensor_size": 2, "sequence_parallel": split})
+    run = run_of(MODEL, treatment, 2, sizes={"tensor": TensorRankSettings(2, split)})
     plan = plan_of(run, schedule)
     for rank, found in enumerate(count_ranks(run, plan, [4, 4])):
         assert_same(found, counted_whole(run, plan, [4, 4], rank))

@@ -8,6 +8,8 @@ import pytest
 from planning.count.counting import LLAMA, MODEL, counted, run_of
 
 from megatron.model.settings import ModelSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.planning.dry_run import dry_run
 from megatron.run.run_config import RunConfig
 from megatron.schedules.passes import PassKind
@@ -42,7 +44,7 @@ def launches(count: RankCount, kind: PassKind = "F") -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("sizes", [{}, {"tensor_size": 2, "sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, {"tensor": TensorRankSettings(2, True)}], ids=str)
 def test_a_kernel_that_packs_documents_does_the_work_of_whole_samples(
     sizes: dict[str, Any],
 ) -> None:
@@ -56,7 +58,7 @@ def test_a_kernel_that_packs_documents_does_the_work_of_whole_samples(
 
 @pytest.mark.parametrize(
     ("model", "sizes"),
-    [(KEPT.replaced(attention_dropout=0.1), {}), (KEPT, {"context_size": 2})],
+    [(KEPT.replaced(attention_dropout=0.1), {}), (KEPT, {"context": ContextRankSettings(2)})],
     ids=["dropout", "ranks that share samples"],
 )
 def test_without_such_a_kernel_attention_goes_block_by_block(

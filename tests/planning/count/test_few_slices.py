@@ -10,6 +10,7 @@ from planning.count.counting import LLAMA, MODEL, plan_of, run_of
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.model.settings import ModelSettings
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.planning.count import run as counting_run
 from megatron.planning.count.few_slices import count_few
 from megatron.planning.count.rank import CountedRank, Part
@@ -34,7 +35,7 @@ MIXED: Final = GROUPED.replaced(
 )
 LATENT: Final = GROUPED.replaced(num_query_groups=4, multi_latent_attention=True, q_lora_rank=24)
 NARROW: Final = EightBitSettings("hybrid", fp8_amax_history_len=4)
-MOVED: Final = {"context_size": 2, "offload": OffloadSettings(True, 1)}
+MOVED: Final = {"context": ContextRankSettings(2), "offload": OffloadSettings(True, 1)}
 
 
 def sliced(

@@ -16,6 +16,8 @@ from planning.count.counting import (
 
 from megatron.layers.eight_bit_settings import EightBitSettings, Recipe
 from megatron.model.flops import iteration_flops
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.schedules.treatments import TREATMENTS
 
 SAMPLES = 3
@@ -24,10 +26,10 @@ MIXTURE = LLAMA.replaced(num_experts=8, moe_ffn_hidden_size=32, moe_router_topk=
 MODELS = {"gpt": MODEL, "llama": LLAMA, "further tokens": FURTHER}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "alone": {},
-    "t 2": {"tensor_size": 2},
-    "t 2 on split sequences": {"tensor_size": 2, "sequence_parallel": True},
-    "c 2": {"context_size": 2},
-    "t 2 and c 2": {"tensor_size": 2, "context_size": 2},
+    "t 2": {"tensor": TensorRankSettings(2)},
+    "t 2 on split sequences": {"tensor": TensorRankSettings(2, True)},
+    "c 2": {"context": ContextRankSettings(2)},
+    "t 2 and c 2": {"tensor": TensorRankSettings(2), "context": ContextRankSettings(2)},
 }
 
 
@@ -54,7 +56,7 @@ def test_all_passes_together_are_the_flops_of_a_microbatch(
     sizes = LAYOUTS[layout]
     run = run_of(MODELS[model], treatment, ranks, SAMPLES, sizes=sizes)
     counts = counted(run, uneven(len(plan_of(run, schedule).stages)), schedule)
-    sharing = run.parallel.tensor_size * run.parallel.context_size
+    sharing = run.parallel.tensor.size * run.parallel.context.size
     assert sharing * flops_of(counts) == iteration_flops(run.model, SAMPLES)
 
 

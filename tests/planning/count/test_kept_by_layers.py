@@ -10,6 +10,7 @@ from planning.count.counting import LLAMA, plan_of, run_of
 
 from megatron.layers.recompute import Part, Recomputation
 from megatron.model.settings import ModelSettings
+from megatron.parallel.context_settings import ContextRankSettings
 from megatron.planning.count.run import count_layers
 from megatron.simulator.costs.count import HALF
 
@@ -31,7 +32,7 @@ ACTIVATION: Final = "activation, which the last product reads"
 
 def kept(model: ModelSettings, context: int = 1, **options: Any) -> float:
     """Return the bytes that a layer keeps for every token of a rank."""
-    sizes = {"context_size": context} if context > 1 else {}
+    sizes = {"context": ContextRankSettings(context)} if context > 1 else {}
     run = run_of(model, sizes=sizes, **options)
     left = count_layers(run, plan_of(run))[1].passes["F"].left
     return left / (model.seq_length // context)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness.precisions import precision
 from planning.count.counting import run_of
 
 from megatron.optimizer.settings import OptimizerSettings
@@ -14,7 +15,8 @@ PARTIAL_SUMS = 0.02
 
 
 def step(*, matrix: bool = True, gradient: torch.dtype = torch.float32, **how: Any) -> StepCount:
-    run = run_of(optimizer=OptimizerSettings(lr=1.0, **how), gradient_dtype=gradient)
+    types = precision(torch.bfloat16, narrow_gradients=gradient == torch.bfloat16)
+    run = run_of(optimizer=OptimizerSettings(lr=1.0, **how), precision=types)
     return count_step(run, matrix=matrix)
 
 

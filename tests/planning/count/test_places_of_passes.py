@@ -7,6 +7,9 @@ import pytest
 from planning.count.counting import FURTHER, LLAMA, MODEL, counted, run_of
 
 from megatron.layers.recompute import Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.parallel.context_settings import ContextRankSettings
+from megatron.parallel.settings import TensorRankSettings
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import Begin, Collective, PassCount, RankCount
@@ -63,7 +66,9 @@ def test_shards_do_the_products_of_the_output_layer(
 def test_logits_that_are_not_kept_take_one_more_product() -> None:
     for treatment in ("vocab-1", "vocab-2"):
         kept, again = (
-            counted(run_of(MODEL, treatment, 2, vocab_recompute=recompute), [4, 4])[0]
+            counted(
+                run_of(MODEL, treatment, 2, sizes={"vocabulary": ShardSettings(recompute)}), [4, 4]
+            )[0]
             for recompute in (False, True)
         )
         assert flops(again, "S") == flops(kept, "S")
@@ -76,7 +81,7 @@ def test_logits_that_are_not_kept_take_one_more_product() -> None:
 def test_every_parameter_is_somewhere_once(treatment: str, schedule: str, shared: int) -> None:
     """Tensor-parallel ranks share matrices, and each has all norms, positions and outer biases."""
     model = MODEL.replaced(tie_embeddings=False)
-    run = run_of(model, treatment, 2, sizes={"tensor_size": shared})
+    run = run_of(model, treatment, 2, sizes={"tensor": TensorRankSettings(shared)})
     stages = 4 if schedule == "zb-v" else 2
     counts = counted(run, [8 // stages] * stages, schedule)
     copied = 8 * 6 * 64 + 32 * 64 + 2 * 64  # norms and outer biases, positions, the last norm
@@ -134,7 +139,7 @@ def test_communications_of_a_treatment(treatment: str) -> None:
 @pytest.mark.parametrize("split", [False, True])
 def test_collectives_of_the_vocabulary_have_two_levels(split: bool) -> None:
     """A part of an activation along the pipeline, and the parts of it over the tensor ranks."""
-    run = run_of(MODEL, "vocab-1", 2, sizes={"tensor_size": 2, "sequence_parallel": split})
+    run = run_of(MODEL, "vocab-1", 2, sizes={"tensor": TensorRankSettings(2, split)})
     for rank, count in enumerate(counted(run, [4, 4])):
         part = Collective("broadcast", "column", 2, X // 2)
         whole = Collective("all_gather", "tensor", 2, X)
@@ -148,7 +153,7 @@ def test_collectives_of_the_vocabulary_have_two_levels(split: bool) -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_tensor_ranks_reduce_the_ends_of_attention_and_mlp(split: bool) -> None:
-    sizes = {"tensor_size": 2, "sequence_parallel": split}
+    sizes = {"tensor": TensorRankSettings(2, split)}
     first, _ = counted(run_of(MODEL, "none", 2, sizes=sizes), [4, 4], "zb-h1")
     gathered = Collective("all_gather", "tensor", 2, X)
     scattered = Collective("reduce_scatter", "tensor", 2, X)
@@ -169,7 +174,7 @@ def test_tensor_ranks_reduce_the_ends_of_attention_and_mlp(split: bool) -> None:
 def test_context_ranks_gather_keys_and_values_and_scatter_their_gradients(c: int) -> None:
     keys_values = 2 * X
     plain, again = (
-        counted(run_of(MODEL, sizes={"context_size": c}, recomputation=way), [8])[0]
+        counted(run_of(MODEL, sizes={"context": ContextRankSettings(c)}, recomputation=way), [8])[0]
         for way in (Recomputation(), Recomputation(group=1))
     )
     gathered = Collective("all_gather", "context", c, keys_values)

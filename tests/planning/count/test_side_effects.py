@@ -28,12 +28,13 @@ import sys
 import torch
 from planning.count.counting import LLAMA, MODEL, counted, run_of
 from megatron.layers.recompute import Recomputation
+from megatron.parallel.settings import TensorRankSettings
 
 torch.manual_seed(7)
 before = torch.get_rng_state()
 counts = [
     counted(run_of(MODEL, "vocab-2", 2, recomputation=Recomputation(group=2)), [4, 4]),
-    counted(run_of(LLAMA, "vocab-1", 2, sizes={"tensor_size": 2}), [4, 4], "zb-h1"),
+    counted(run_of(LLAMA, "vocab-1", 2, sizes={"tensor": TensorRankSettings(2)}), [4, 4], "zb-h1"),
     counted(run_of(MODEL), [8]),
 ]
 assert torch.equal(torch.get_rng_state(), before)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from megatron.parallel.settings import TensorRankSettings
 from megatron.run.command_line import parse
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.line import Line
-from megatron.run.parallelism import ParallelFlags
 from megatron.simulator.costs.gpus import GPUS
 
 LINE = (
@@ -21,10 +21,10 @@ def test_an_edit_replaces_adds_and_leaves_out() -> None:
     other = line.edited(
         (set_to("--tensor-model-parallel-size", 2), left_out("--sequence-parallel"))
     ).edited((set_to("--tensor-model-parallel-size", 4),))
-    assert other.flags[ParallelFlags].tensor_model_parallel_size == 4
-    assert not other.flags[ParallelFlags].sequence_parallel
+    assert other.flags[TensorRankSettings].size == 4
+    assert not other.flags[TensorRankSettings].sequence_parallel
     assert other.edited_words == ("--tensor-model-parallel-size", "4")
-    assert line.flags[ParallelFlags].sequence_parallel
+    assert line.flags[TensorRankSettings].sequence_parallel
 
 
 def test_the_words_of_edits_behind_the_line_make_the_same_run() -> None:
@@ -39,7 +39,7 @@ def test_the_words_of_edits_behind_the_line_make_the_same_run() -> None:
     )
     assert parse([*WORDS, *other.edited_words], 8) == parse(other.words, 8)
     made = other.run(GPUS["H100"])
-    assert (made.parallel.pipeline_size, made.train.replicas) == (4, 2)
+    assert (made.parallel.pipeline.size, made.train.replicas) == (4, 2)
     assert made.parallel.gpu == GPUS["H100"]
 
 

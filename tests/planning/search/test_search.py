@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.asked.question import question_of
 from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
@@ -35,7 +36,6 @@ from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.line import Line
-from megatron.run.parallelism import ParallelFlags
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
@@ -55,9 +55,7 @@ SCHEDULES = SCHEDULE._replace(
     choices=lambda line: [
         (set_to("--pipeline-schedule", name),)
         for name in (
-            ["1f1b"]
-            if line.flags[ParallelFlags].pipeline_model_parallel_size == 1
-            else ["zb-v", "1f1b", "v-min"]
+            ["1f1b"] if line.flags[PipelineRankSettings].size == 1 else ["zb-v", "1f1b", "v-min"]
         )
     ]
 )

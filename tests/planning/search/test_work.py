@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.run_memory import Fullest
@@ -17,7 +18,6 @@ from megatron.planning.search.runs import Known, Level, Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, LATER_ESTIMATES, Search
 from megatron.run.edit import set_to
 from megatron.run.line import Line
-from megatron.run.parallelism import ParallelFlags
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
@@ -52,7 +52,7 @@ class InventedRuns(Runs):
 
     def candidate(self, line: Line) -> Candidate:
         chunks = int(line.given.get("--num-virtual-stages-per-pipeline-rank", ("1",))[0])
-        ranks = line.flags[ParallelFlags].pipeline_model_parallel_size
+        ranks = line.flags[PipelineRankSettings].size
         request = SimpleNamespace(ranks=ranks, units=self.microbatches, chunks=chunks)
         return cast(Candidate, SimpleNamespace(shared_states=GIB, request=request))
 

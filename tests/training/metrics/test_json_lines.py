@@ -32,7 +32,8 @@ def test_a_line_for_every_event_but_single_iterations(tmp_path: Path) -> None:
     assert len({line["run"] for line in lines}) == 1
     first, iterations, validation, _ = lines
     assert first["config"]["model"]["vocab_size"] == 61
-    assert first["config"]["train"]["dtype"] == "torch.float32"
+    assert first["config"]["train"]["precision"]["main_grads_dtype"] == "fp32"
+    assert first["config"]["parallel"]["devices"]["device"] == "cpu"
     assert first["time"] == "2026-11-22T12:00:00.000+00:00"
     assert (iterations["iteration"], iterations["lm_loss"]) == (2, 9.8)
     assert iterations["ranks"][1] == {
