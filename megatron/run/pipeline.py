@@ -150,11 +150,11 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
 def _groups_of_schedule(flags: Flags) -> Iterator[str]:
     """Refuse groups of microbatches in another schedule, and groups smaller than the pipeline.
 
-    Without a flag that asks for a schedule, groups have no effect, as in Megatron.
+    Where nothing asks for another schedule than the default, groups have no effect, as in Megatron.
     """
     schedule, size = schedule_of(flags), flags[PlanSettings].group
     ranks = flags[PipelineRankSettings].size
-    for given in given_flags(flags[PlanSettings], _GROUP) if any(schedules_asked(flags)) else ():
+    for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
         if schedule not in GROUPED_SCHEDULES and not TRAITS[schedule].compares:
             yield (
                 f"{given}: {schedule} has no groups of a size to choose: leave it out, or take "
@@ -168,12 +168,17 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
             )
 
 
+def _asks_for_schedule(flags: Flags) -> bool:
+    """Return whether a flag names a schedule, or a layout of the stages implies one."""
+    return any(schedules_asked(flags)) or schedule_of(flags) != DEFAULT_SCHEDULE
+
+
 @notes
 def _idle_groups(flags: Flags) -> Iterator[str]:
     """Note groups of microbatches that are as they would be without the flag."""
     size, ranks = flags[PlanSettings].group, flags[PipelineRankSettings].size
     for given in given_flags(flags[PlanSettings], _GROUP):
-        if not any(schedules_asked(flags)):
+        if not _asks_for_schedule(flags):
             yield (
                 f"{given} changes nothing: only chunks take turns in groups of microbatches, and "
                 f"{DEFAULT_SCHEDULE} has one chunk a rank"

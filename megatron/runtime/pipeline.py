@@ -83,7 +83,7 @@ class PipelineRank:
         self.model = model
         self.store = ActivationStore()
         on_gpu = groups.device.type == "cuda"
-        self.position = Position(DeviceProgress() if on_gpu else None)
+        self.position = Position(DeviceProgress(groups.device) if on_gpu else None)
         self._groups = groups
         self._tensors = UnitTensors.of(activation_shape, dtype, slices, model)
         self._seed = seed

@@ -81,16 +81,6 @@ class Position:
         row, at = self.row, self.at  # read once, because another thread may change them
         return row[at] if at < len(row) else None
 
-    @property
-    def awaited(self) -> Comm | None:
-        """The communication that the rank waits for; ``None`` if it does not wait."""
-        return awaited_in(self.instruction)
-
-    @property
-    def last_pass(self) -> Pass | None:
-        """The pass of the row that was finished last; ``None`` if no pass has been finished."""
-        return last_pass_of(self.row[: self.at])
-
 
 def awaited_in(step: Instruction | None) -> Comm | None:
     """Return the communication for which an instruction waits, if any."""

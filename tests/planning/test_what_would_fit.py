@@ -185,6 +185,15 @@ def test_flags_that_make_way_are_named_beside_the_same_schedule_too(
     assert nearby.words(nearby.line.edited(same)) == (words and f"without {words}")
 
 
+def test_groups_of_microbatches_make_way() -> None:
+    """Else a rule would refuse every other schedule."""
+    group = "--microbatch-group-size-per-virtual-pipeline-stage"
+    nearby = Nearby.of(run_of(f"--pipeline-schedule interleaved {group} 8"))
+    other = nearby.line.edited((set_to("--pipeline-schedule", "1f1b"),))
+    assert not other.fault
+    assert nearby.words(other).endswith(f"without --vocab-parallel {group}")
+
+
 def test_products_in_8_bits_may_make_way() -> None:
     eight = Nearby.of(run_of("--fp8-format hybrid --no-fp8-wgrad"))
     same = set_to("--pipeline-schedule", "1f1b"), set_to("--vocab-parallel", "none")

@@ -157,6 +157,7 @@ GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
     [
         ("--num-virtual-stages-per-pipeline-rank 2", []),
         ("--pipeline-schedule auto", []),
+        ("--pipeline-model-parallel-layout Et*2|tt|tt|ttL", []),
         ("", [f"{GROUP} 4 changes nothing: only chunks take turns"]),
         (
             "--num-layers-per-virtual-pipeline-stage 4",
@@ -176,6 +177,15 @@ def test_groups_as_large_as_the_pipeline_are_those_of_every_run(run: Callable[..
     config = run(f"--pipeline-schedule interleaved {GROUP} 2")
     assert f"{GROUP} 2 changes nothing: groups are as large as the pipeline anyway" in config.notes
     assert make_run_plan(config).plan == make_run_plan(run("--pipeline-schedule interleaved")).plan
+
+
+def test_groups_of_a_layout_with_chunks_are_no_smaller_than_the_pipeline(
+    run: Callable[..., Any],
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"{GROUP} 1 is less than --pipeline-model-parallel-size 2"
+    ):
+        run(f"--pipeline-model-parallel-layout Et*2|tt|tt|ttL {GROUP} 1")
 
 
 def test_a_run_has_the_groups_that_it_asks_for(run: Callable[..., Any]) -> None:

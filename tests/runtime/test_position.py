@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from megatron.runtime.position import Position
+from megatron.runtime.position import Position, awaited_in, last_pass_of
 from megatron.schedules.lower import Run, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
@@ -12,19 +12,18 @@ PROGRAM = lower(make_plan("1f1b", "vocab-2", 2, 4))
 
 def test_it_tells_the_instruction_and_the_last_pass_at_every_step() -> None:
     position, done = Position(), list[Pass]()
-    assert position.last_pass is None
     row = position.begin(PROGRAM, 1)
     assert row == PROGRAM.rows[1]
     for at, step in enumerate(row):
         position.at = at
         assert position.instruction == step
-        assert position.last_pass == (done[-1] if done else None)
-        assert position.awaited == (step.comm if isinstance(step, Wait) else None)
+        assert last_pass_of(position.row[: position.at]) == (done[-1] if done else None)
+        assert awaited_in(position.instruction) == (step.comm if isinstance(step, Wait) else None)
         if isinstance(step, Run):
             done.append(step.item)
     position.at = len(row)
     assert position.instruction is None
-    assert position.last_pass == done[-1]
+    assert last_pass_of(position.row[: position.at]) == done[-1]
 
 
 def test_everything_that_a_rank_does_shows_as_progress() -> None:

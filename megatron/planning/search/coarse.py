@@ -15,7 +15,11 @@ from typing import Final
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.search.dimension import Dimension, combined
-from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, ASKING_FOR_TREATMENTS
+from megatron.planning.search.dimensions import (
+    ASKING_FOR_SCHEDULES,
+    ASKING_FOR_TREATMENTS,
+    GROUP,
+)
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.run.edit import Choice, left_out, set_to
@@ -194,7 +198,7 @@ class Coarse:
         """Return a job with the shape of a line, few microbatches and a whole vocabulary."""
         one = _with_micro_batch(line).edited(
             (
-                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS)),
+                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS, GROUP)),
                 set_to(_PIPELINE, stages),
                 set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
                 set_to("--layer-distribution", "remainder"),

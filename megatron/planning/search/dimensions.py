@@ -24,8 +24,13 @@ from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
 from megatron.run.train import TrainFlags
 from megatron.run.treatment import DEFAULT_TREATMENT
-from megatron.schedules.catalogue import OF_EVERY_SHAPE, SCHEDULES, TRIED_FIRST
-from megatron.schedules.settings import SliceSettings
+from megatron.schedules.catalogue import (
+    GROUPED_SCHEDULES,
+    OF_EVERY_SHAPE,
+    SCHEDULES,
+    TRIED_FIRST,
+)
+from megatron.schedules.settings import PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
 _MOST_TENSOR: Final = 16
@@ -176,12 +181,17 @@ def _slices(line: Line) -> Sequence[Choice]:
 
 
 def _schedule(line: Line) -> Sequence[Choice]:
-    """Return the schedules with their chunks, the most promising first."""
+    """Return the schedules with their chunks, the most promising first.
+
+    If the user has named the groups of microbatches, these are the schedules that have such groups.
+    """
     ranks = line.flags[PipelineRankSettings].size
-    layers = line.flags[ShapeSettings].num_layers
-    if ranks == 1:
-        return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
+    layers, group = line.flags[ShapeSettings].num_layers, line.flags[PlanSettings].group
     names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES))
+    if group is not None:
+        names = dict.fromkeys(GROUPED_SCHEDULES if 1 < ranks <= group else ())
+    elif ranks == 1:
+        return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
     found = list[tuple[bool, Choice]]()
     for name in names:
         known = SCHEDULES[name]
@@ -224,6 +234,7 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
     return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
 
 
+GROUP: Final = "--microbatch-group-size-per-virtual-pipeline-stage"
 _SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
 _DISPATCHER: Final = "--moe-token-dispatcher-type"
 _PAIRS: Final = ("--tp-comm-overlap", "--overlap-moe-expert-parallel-comm")

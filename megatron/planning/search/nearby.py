@@ -17,6 +17,7 @@ from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
     ASKING_FOR_TREATMENTS,
     EXCHANGE,
+    GROUP,
     MEMORY,
     MICRO_BATCH,
     RECOMPUTE,
@@ -41,6 +42,7 @@ _SCHEDULING: Final = (
     *_NAMING_SCHEDULES,
     *(option_of(name) for name in (*ENDS, *ACCOUNTS)),
     "--zero-bubble-max-pending-backward",
+    GROUP,
     "--recompute-ahead",
     "--measured-costs",
 )

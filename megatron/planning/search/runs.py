@@ -202,13 +202,14 @@ def promise_of(line: Line) -> Promise:
     if known is None:
         return Promise(min(ranks, microbatches), 0.0)
     chunks = chunks_of(flags) if known.takes_chunks else None
+    group = flags[PlanSettings].group  # a rule refuses one smaller than the pipeline
     request = Request(
         name,
         treatment_of(flags),
         ranks,
         microbatches,
         chunks=chunks,
-        group=flags[PlanSettings].group if known.in_groups else None,
+        group=group if known.in_groups and group is not None and group >= ranks else None,
         slices=flags[SliceSettings].num_seq_splits,
     )
     held = max(1.0, min(promised(request, request.catalogued), microbatches))

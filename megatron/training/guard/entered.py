@@ -1,6 +1,6 @@
 """Which collectives the ranks have entered, and which ranks are missing in them.
 
-PyTorch's flight recorder keeps the last 2,000 collectives of all process groups of a process. Each
+PyTorch's flight recorder keeps the last 2,000 collectives of a process, over all its groups. Each
 group numbers its collectives, and its ranks call the same ones in the same order. So a rank whose
 last number is lower than the number of a collective that others wait in has not entered it.
 
@@ -9,10 +9,11 @@ that all GPUs have reached it. Where the GPUs are is told by their places (``pla
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -23,6 +24,9 @@ WAITED_FOR: Final = frozenset(
     {"tensor", "context", "context_heads", "context_ring", "experts", "expert_tensor"}
 )
 """The axes of ``Groups`` for whose collectives a pass waits within itself."""
+
+_KEPT: Final = int(os.environ.get("TORCH_FR_BUFFER_SIZE", "2000"))
+"""Collectives that a recorder keeps."""
 
 _DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """PyTorch's functions that return what the recorders of NCCL and of the other backends keep."""
@@ -35,58 +39,85 @@ class Entered:
     Attributes:
         group: name of the process group, the same on all of its ranks.
         axis: the axis of ``Groups`` that the group connects.
-        ranks: the ranks of the job in the group.
-        number: of the last collective that the rank has entered.
+        number: of the last collective that the rank has entered; 0: none.
         unfinished: number of the first collective that the rank has entered and not left; 0: none.
         operation: that collective, as in ``all_reduce``; empty if there is none.
+        ranks: the ranks of the job in the group, if a collective is unfinished, else none. A range
+            where their distance is constant: thousands of ranks answer.
     """
 
     group: str
     axis: str
-    ranks: tuple[int, ...]
     number: int
     unfinished: int = 0
     operation: str = ""
+    ranks: Sequence[int] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Return the values, to be written as JSON."""
+        return {**vars(self), "ranks": _Span.of(self.ranks)}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Entered":
-        """Return the instance with some values, read from JSON."""
-        return cls(**{**values, "ranks": tuple(values["ranks"])})
+        """Return the instance with some ``values``."""
+        return cls(**{**values, "ranks": _Span(*values["ranks"]).ranks()})
+
+
+class _Span(NamedTuple):
+    """Ranks: those of a range, or those of a list."""
+
+    begin: int
+    end: int
+    step: int
+    others: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> "_Span":
+        first, second = (*ranks, 0, 0)[:2]
+        span = range(first, first + len(ranks) * (step := max(1, second - first)), step)
+        return cls(0, 0, 1, ranks) if [*span] != [*ranks] else cls(span.start, span.stop, step)
+
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self.others) or tuple(range(self.begin, self.end, self.step))
 
 
 def entered_by(groups: Groups) -> tuple[Entered, ...]:
-    """Return how far this rank has come in its groups; without a recorder there is nothing."""
-    axes = _axes(groups)
-    found = defaultdict[str, list[Mapping[str, Any]]](list)
-    for entry in _recorded():
-        name = entry["process_group"][0]
-        if name in axes and not entry["is_p2p"]:
-            found[name].append(entry)
+    """Return how far this rank has come in its groups; of a group that is not known, nothing.
+
+    A group is not known if the recorder is full and has dropped all that it had of the group, or if
+    there is no recorder.
+    """
+    recorded, found = [*_recorded()], defaultdict[str, list[Mapping[str, Any]]](list)
+    for entry in recorded:
+        if not entry["is_p2p"]:
+            found[entry["process_group"][0]].append(entry)
+    is_whole = 0 < len(recorded) < _KEPT
     return tuple(
-        _entered(name, axes[name][0], axes[name][1].ranks, entries)
-        for name, entries in found.items()
+        _entered(name, axis, ranks, found.get(name, ()))
+        for name, (axis, ranks) in _axes(groups).items()
+        if is_whole or name in found
     )
 
 
 def _entered(
     group: str, axis: str, ranks: tuple[int, ...], entries: Sequence[Mapping[str, Any]]
 ) -> Entered:
-    number = max(int(entry["collective_seq_id"]) for entry in entries)
+    number = max((int(entry["collective_seq_id"]) for entry in entries), default=0)
     open_ = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]
     if not open_:
-        return Entered(group, axis, ranks, number)
+        return Entered(group, axis, number)
     first = min(open_, key=lambda entry: int(entry["collective_seq_id"]))
     operation = str(first["profiling_name"]).rpartition(":")[2]
-    return Entered(group, axis, ranks, number, int(first["collective_seq_id"]), operation)
+    return Entered(group, axis, number, int(first["collective_seq_id"]), operation, ranks)
 
 
-def _axes(groups: Groups) -> Mapping[str, tuple[str, ConnectedAxis]]:
+def _axes(groups: Groups) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Return the axes with a process group by the name of the group, the first of equal ones."""
-    found: dict[str, tuple[str, ConnectedAxis]] = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for own in fields(groups):
         axis = getattr(groups, own.name)
         if isinstance(axis, ConnectedAxis) and axis.group is not None:
-            found.setdefault(axis.group.group_name, (own.name, axis))
+            found.setdefault(axis.group.group_name, (own.name, axis.ranks))
     return found
 
 
@@ -103,38 +134,36 @@ def stalled(entered: Mapping[int, Sequence[Entered]]) -> Iterator[str]:
 
     ``entered`` has the groups of the ranks that have answered.
     """
-    by_group = defaultdict[tuple[str, tuple[int, ...]], dict[int, Entered]](dict)
+    by_group = defaultdict[str, dict[int, Entered]](dict)
     for rank, groups in entered.items():
         for own in groups:
-            by_group[own.group, own.ranks][rank] = own
-    for (_, ranks), known in by_group.items():
-        number = min((own.unfinished for own in known.values() if own.unfinished), default=0)
-        if number:
-            yield _in_words(number, ranks, known, [rank for rank in ranks if rank in entered])
+            by_group[own.group][rank] = own
+    for known in by_group.values():
+        waiting = [own for own in known.values() if own.unfinished]
+        if waiting:
+            yield _in_words(min(waiting, key=lambda own: own.unfinished), known)
 
 
-def _in_words(
-    number: int, ranks: Sequence[int], known: Mapping[int, Entered], answered: Sequence[int]
-) -> str:
-    inside = {rank: own for rank, own in known.items() if own.unfinished == number}
-    absent = [rank for rank in answered if rank not in known or known[rank].number < number]
-    axis = next(iter(inside.values())).axis.replace("_", " ")
+def _in_words(first: Entered, known: Mapping[int, Entered]) -> str:
+    number = first.unfinished
+    absent = [rank for rank in first.ranks if rank in known and known[rank].number < number]
+    unknown = [rank for rank in first.ranks if rank not in known]
     called = defaultdict[str, list[int]](list)
-    for rank, own in sorted(inside.items()):
-        called[own.operation].append(rank)
+    for rank, own in sorted(known.items()):
+        if own.unfinished == number:
+            called[own.operation].append(rank)
     words = " and ".join(
         f"{ranks_in_words(own)} in {operation}" for operation, own in called.items()
     )
-    said = f"collective {number} of the {axis} axis ({ranks_in_words(ranks)}): {words}"
+    axis = first.axis.replace("_", " ")
+    said = f"collective {number} of the {axis} axis ({ranks_in_words(first.ranks)}): {words}"
     if absent:
-        return f"{said}; {ranks_in_words(absent)} {_has(absent)} not entered it"
-    if len(called) > 1:
-        return f"{said}: these do not match"
-    return f"{said}; no rank that has answered is missing"
-
-
-def _has(ranks: Sequence[int]) -> str:
-    return "has" if len(ranks) == 1 else "have"
+        said += f"; {ranks_in_words(absent)} {'has' if len(absent) == 1 else 'have'} not entered it"
+    elif len(called) > 1:
+        said += ": these do not match"
+    elif not unknown:
+        said += "; all have entered it"
+    return said + (f"; {ranks_in_words(unknown)}: not known" if unknown else "")
 
 
 def missed_by(
@@ -149,15 +178,12 @@ def missed_by(
             waits; others run beside it.
     """
     waiting = [own for own in entered[rank] if own.unfinished]
-    found = {
-        other
-        for own in waiting
-        if not in_pass or own.axis in WAITED_FOR
-        for other in own.ranks
-        if other in entered and _number(own.group, entered[other]) < own.unfinished
-    }
+    found = set[int]()
+    for own in waiting:
+        if in_pass and own.axis not in WAITED_FOR:
+            continue
+        for other in own.ranks:
+            numbers = [each.number for each in entered.get(other, ()) if each.group == own.group]
+            if numbers and numbers[0] < own.unfinished:
+                found.add(other)
     return tuple(sorted(found))
-
-
-def _number(group: str, entered: Sequence[Entered]) -> int:
-    return next((own.number for own in entered if own.group == group), 0)

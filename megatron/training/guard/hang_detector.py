@@ -23,7 +23,6 @@ import torch.distributed as dist
 from megatron.parallel.groups import Groups
 from megatron.runtime.position import END_OF_SAVE, Position
 from megatron.training.failure import end_silently, end_with_reason
-from megatron.training.guard.entered import entered_by
 from megatron.training.guard.neighbours import Neighbours
 from megatron.training.guard.places import Place, hang, place_of, table
 from megatron.training.guard.roll_call import RollCall, Verdict
@@ -147,8 +146,7 @@ class HangDetector:
 
     def _place(self) -> Place:
         """Return the place of this rank; its GPU and the flight recorder are asked."""
-        entered = () if self._groups is None else entered_by(self._groups)
-        return place_of(self._position, self._groups, self._idle(), self._gives_up, entered)
+        return place_of(self._position, self._groups, self._idle(), self._gives_up)
 
     def _conclude(self, roll_call: RollCall) -> None:
         """Collect the answers, and end the job if it cannot go on."""

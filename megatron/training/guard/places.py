@@ -4,16 +4,22 @@ Pure functions from places to text; ``roll_call`` collects the places.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
 
 from megatron.parallel.groups import Groups
 from megatron.runtime.device_progress import DeviceError
 from megatron.runtime.position import Position, awaited_in, last_pass_of
 from megatron.schedules.lower import Instruction, Program, Run
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm, participants
-from megatron.training.guard.entered import Entered, missed_by, stalled
+from megatron.training.guard.entered import Entered, entered_by, missed_by, stalled
 from megatron.training.words import ranks_in_words
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Place:
 
     def to_text(self) -> str:
         """Return a text form for the other ranks."""
-        return json.dumps(asdict(self))
+        entered = [own.values() for own in self.entered]
+        return json.dumps({**vars(self), "entered": entered})
 
     @classmethod
     def from_text(cls, text: str) -> "Place":
@@ -73,12 +80,11 @@ def place_of(
     groups: Groups | None,
     idle: float,
     gives_up: float,
-    entered: tuple[Entered, ...] = (),
 ) -> Place:
-    """Return the place of this rank; on CUDA, the GPU is asked.
+    """Return the place of this rank; the GPU and the flight recorder are asked.
 
     ``idle`` are the seconds since the position last changed. ``groups`` is ``None`` before the
-    ranks are connected. The class describes the other arguments, as attributes of the same names.
+    ranks are connected.
     """
     step = position.instruction
     place = Place(
@@ -89,12 +95,13 @@ def place_of(
         progress=(position.programs, position.at),
         idle=idle,
         gives_up=gives_up,
-        entered=entered,
     )
     try:
         found = None if position.device is None else position.device.place()
     except DeviceError as error:
+        # Nor may the recorder be asked, which asks the same driver without any patience.
         return replace(place, instruction=str(error), awaits=(), host=place.instruction)
+    place = replace(place, entered=() if groups is None else _entered(groups))
     if found is None:
         return place
     program, row, at, programs = found
@@ -106,6 +113,17 @@ def place_of(
         progress=(programs, at),
         host=place.instruction or "the end of its program",
     )
+
+
+def _entered(groups: Groups) -> tuple[Entered, ...]:
+    """Return how far this rank has come in its groups; nothing if PyTorch does not tell it."""
+    try:
+        if groups.device.type == "cuda":
+            torch.cuda.set_device(groups.device)  # of this thread, which begins with GPU 0
+        return entered_by(groups)
+    except Exception:  # another version's form; the table of places must not fail by it
+        _LOG.debug("PyTorch's flight recorder cannot be read", exc_info=True)
+        return ()
 
 
 def _in_words(step: Instruction | None) -> str:

@@ -19,6 +19,7 @@ from megatron.planning.search.dimensions import (
     DIMENSIONS,
     EXPERT_TENSOR,
     EXPERTS,
+    GROUP,
     MEMORY,
     MICRO_BATCH,
     PAIRS,
@@ -447,12 +448,34 @@ def test_edits_of_a_dimension_stay_within_its_flags() -> None:
     assert left_out("--vocab-recompute").words == ()
 
 
-def test_no_slices_are_tried_beside_pairs() -> None:
-    """No schedule joins the passes of slices: one of the two flags would change nothing."""
+def test_slices_and_pairs_are_tried_together_only_where_the_user_names_one() -> None:
     shared = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
-    given = Line.of([*LONG, *shared, "--pipeline-model-parallel-size", "2"], 4)
-    joined = given.edited((Edit("--tp-comm-overlap"),))
-    assert len(SLICES.choices(given)) > len(SLICES.choices(joined)) == 1
+    sized = [*LONG, *shared, "--pipeline-model-parallel-size", "2"]
+    given, joined = Line.of(sized, 4), Edit("--tp-comm-overlap")
+    cut = set_to("--num-seq-splits", 2)
+    assert len(SLICES.choices(given)) > len(SLICES.choices(given.edited((joined,)))) == 1
+    assert len(PAIRS.choices(given)) > len(PAIRS.choices(given.edited((cut,)))) == 1
+    assert len(SLICES.choices(Line.of([*sized, *joined.words], 4))) > 1
+    assert len(PAIRS.choices(Line.of([*sized, *cut.words], 4))) > 1
+
+
+def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None:
+    grouped = line(GROUP, "2")
+    sizes = {size: set_to("--pipeline-model-parallel-size", size) for size in (1, 2, 4)}
+    names = {
+        size: {
+            dict(own)["--pipeline-schedule"] for own in SCHEDULE.choices(grouped.edited((edit,)))
+        }
+        for size, edit in sizes.items()
+    }
+    assert names == {1: set(), 2: {("interleaved",)}, 4: set()}
+    small = promise_of(grouped.edited((sizes[4], set_to("--pipeline-schedule", "interleaved"))))
+    assert small.held > 1, "a rule refuses it, and the rough count does not break off"
+    wider = (TENSOR, PIPELINE, MICRO_BATCH, MEMORY, SCHEDULE, VOCABULARY)
+    found = Search(replace(H100, memory=80 * GIB), wider).run(grouped)
+    assert found.taken is not None
+    assert found.taken.line.given["--pipeline-schedule"] == ("interleaved",)
+    assert {way.line.given["--pipeline-model-parallel-size"] for way in found.ways} == {("2",)}
 
 
 def test_large_plans_with_pairs_are_the_users_alone() -> None:

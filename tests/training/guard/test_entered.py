@@ -4,20 +4,23 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from harness.job_guard import guarded
 
-from megatron.training.guard.entered import Entered, missed_by, stalled
+from megatron.parallel.groups import single_rank
+from megatron.runtime.position import Position
+from megatron.training.guard.entered import Entered, entered_by, missed_by, stalled
+from megatron.training.guard.places import place_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = (4, 5, 6)
 
 
 def entered(number: int, unfinished: int = 0, operation: str = "", axis: str = "tensor") -> Entered:
-    return Entered("7", axis, RANKS, number, unfinished, operation)
+    return Entered("7", axis, number, unfinished, operation, RANKS if unfinished else ())
 
 
 LATE = {
@@ -37,16 +40,25 @@ def test_ranks_that_have_not_entered_are_named() -> None:
 
 
 def test_a_rank_that_has_entered_nothing_is_missing() -> None:
-    assert missed_by(5, {**LATE, 6: []}, in_pass=True) == (6,)
-    [line] = stalled({**LATE, 6: []})
+    none = {**LATE, 6: [entered(0)]}
+    assert missed_by(5, none, in_pass=True) == (6,)
+    [line] = stalled(none)
     assert line.endswith("rank 6 has not entered it")
+
+
+def test_of_a_group_that_the_recorder_has_dropped_nothing_is_said() -> None:
+    dropped = {**LATE, 6: []}
+    assert missed_by(5, dropped, in_pass=True) == ()
+    [line] = stalled(dropped)
+    assert line.endswith("ranks 4-5 in all_gather; rank 6: not known")
 
 
 def test_of_a_rank_that_has_not_answered_nothing_is_said() -> None:
     known = {rank: LATE[rank] for rank in (4, 5)}
     assert missed_by(4, known, in_pass=True) == ()
     [line] = stalled(known)
-    assert line.endswith("ranks 4-5 in all_gather; no rank that has answered is missing")
+    assert line.endswith("ranks 4-5 in all_gather; rank 6: not known")
+    assert next(stalled({**LATE, 6: [entered(8, 8, "all_gather")]})).endswith("all have entered it")
 
 
 def test_different_collectives_of_one_number_do_not_match() -> None:
@@ -79,7 +91,6 @@ def test_where_nobody_waits_nothing_is_said() -> None:
 
 TWO_RANKS = """
 import json, sys, threading, time
-from dataclasses import asdict
 from datetime import timedelta
 
 import torch
@@ -95,7 +106,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 groups = make_groups(Grid(tensor_size=2), torch.device("cpu"), timedelta(seconds=60))
 
 def tell():
-    print(json.dumps([asdict(own) for own in entered_by(groups)]), flush=True)
+    print(json.dumps([own.values() for own in entered_by(groups)]), flush=True)
 
 def wait_for_it():
     while not any(own.unfinished for own in entered_by(groups)):
@@ -142,6 +153,20 @@ def test_pytorchs_recorder_tells_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("own", [entered(9, 8, "all_gather"), entered(0)])
-def test_json_keeps_it(own: Entered) -> None:
-    assert Entered.of(json.loads(json.dumps(asdict(own)))) == own
+@pytest.mark.parametrize("ranks", [(), (5,), (4, 6, 8), (4, 5, 8), (3, 1), tuple(range(4096))])
+def test_json_keeps_it_in_few_words(ranks: tuple[int, ...]) -> None:
+    own = Entered("7", "world", 9, 8, "all_gather", ranks)
+    text = json.dumps(own.values())
+    assert Entered.of(json.loads(text)) == own
+    assert len(text) < 150
+
+
+def test_a_recorder_that_cannot_be_read_leaves_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_form(*_: object) -> bytes:
+        return b'{"entries": [{}]}'
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", other_form)
+    groups = single_rank(torch.device("cpu"))
+    with pytest.raises(KeyError):
+        entered_by(groups)
+    assert place_of(Position(), groups, 5.0, 9.0).entered == ()

@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from correctness.rank_runs import CPU
 
 from megatron.parallel.grid import Grid
 from megatron.parallel.groups import Groups, connect_grid
 from megatron.runtime.device_progress import DeviceError, DevicePlace, DeviceProgress
-from megatron.runtime.position import Position
+from megatron.runtime.position import Position, last_pass_of
 from megatron.schedules.lower import Run, Start, Wait, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm
@@ -59,7 +60,7 @@ def test_who_is_waited_for_follows_from_the_communication(
     place = place_of(position, groups_of(rank), 5.0, 9.0)
     assert place.awaits == awaits
     assert place.instruction == str(comm)
-    assert place.last_pass == str(position.last_pass)
+    assert place.last_pass == str(last_pass_of(position.row[: position.at]))
     assert str(place).startswith(f"iteration 7: {comm}, waits for rank")
 
 
@@ -140,7 +141,7 @@ class Gpu(DeviceProgress):
     """A GPU that says where it is."""
 
     def __init__(self, answer: DevicePlace | DeviceError | None) -> None:
-        super().__init__()
+        super().__init__(torch.device("cuda"))
         self.answer = answer
 
     def place(self) -> DevicePlace | None:
@@ -183,7 +184,8 @@ def test_a_gpu_that_has_failed_is_to_blame() -> None:
 
 
 def in_collective(place: Place, number: int, *, axis: str = "tensor", waits: bool) -> Place:
-    own = Entered("7", axis, (0, 1), number, number * waits, "all_reduce" * waits)
+    ranks = (0, 1) if waits else ()
+    own = Entered("7", axis, number, number * waits, "all_reduce" * waits, ranks)
     return replace(place, entered=(own,))
 
 
