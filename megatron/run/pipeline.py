@@ -185,12 +185,25 @@ def _idle_groups(flags: Flags) -> Iterator[str]:
             )
         elif size == ranks:
             yield f"{given} changes nothing: groups are as large as the pipeline anyway"
+        elif 0 < (units := _microbatches(flags) * flags[SliceSettings].num_seq_splits) <= ranks:
+            yield f"{given} changes nothing: an iteration has {units} microbatches or slices"
+
+
+def _samples_at_once(flags: Flags) -> int:
+    """Return the samples of one microbatch of every replica."""
+    return (flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(flags)
+
+
+def _microbatches(flags: Flags) -> int:
+    """Return the microbatches of a replica in an iteration."""
+    share = _samples_at_once(flags)
+    return (flags[TrainFlags].global_batch_size or share) // share
 
 
 @refuses
 def _plan_file(flags: Flags) -> Iterator[str]:
     """Compare a plan's file with the flags; every difference has a line of its own."""
-    file, train = flags[PlanSettings].schedule_file, flags[TrainFlags]
+    file = flags[PlanSettings].schedule_file
     if file is None:
         return
     try:
@@ -198,11 +211,9 @@ def _plan_file(flags: Flags) -> Iterator[str]:
     except ValueError as error:
         yield f"--schedule-file: {error}"
         return
-    share = (train.micro_batch_size or 1) * number_of_replicas(flags)
-    batch = train.global_batch_size or share
+    share, slices = _samples_at_once(flags), flags[SliceSettings].num_seq_splits
     ranks = flags[PipelineRankSettings].size
-    wanted = ranks, batch // share, treatment_of(flags), flags[SliceSettings].num_seq_splits
-    for misfit in misfits(plan, *wanted):
+    for misfit in misfits(plan, ranks, _microbatches(flags), treatment_of(flags), slices):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
             "microbatches": f"--global-batch-size {plan.microbatches * share}",

@@ -179,6 +179,16 @@ def test_groups_as_large_as_the_pipeline_are_those_of_every_run(run: Callable[..
     assert make_run_plan(config).plan == make_run_plan(run("--pipeline-schedule interleaved")).plan
 
 
+def test_groups_of_few_microbatches_are_noted(run: Callable[..., Any]) -> None:
+    few = "--micro-batch-size 1 --global-batch-size 2"
+    config = run(f"--pipeline-schedule interleaved {GROUP} 4 {few}")
+    assert f"{GROUP} 4 changes nothing: an iteration has 2 microbatches or slices" in config.notes
+    assert (
+        make_run_plan(config).plan
+        == make_run_plan(run(f"--pipeline-schedule interleaved {few}")).plan
+    )
+
+
 def test_groups_of_a_layout_with_chunks_are_no_smaller_than_the_pipeline(
     run: Callable[..., Any],
 ) -> None:
