@@ -90,7 +90,7 @@ def test_where_nobody_waits_nothing_is_said() -> None:
 
 
 TWO_RANKS = """
-import json, sys, threading, time
+import json, os, sys, threading, time
 from datetime import timedelta
 
 import torch
@@ -112,7 +112,7 @@ def wait_for_it():
     while not any(own.unfinished for own in entered_by(groups)):
         time.sleep(0.01)
     tell()
-    store.set("seen", "")
+    store.set("seen", "")  # only then does rank 1 let the collective end
 
 value = torch.ones(2)
 groups.world.all_gather_object(rank)
@@ -124,6 +124,9 @@ else:
     store.get("seen")
     tell()
 groups.tensor.all_reduce(value)
+store.set(f"end of {rank}", "")
+store.wait(["end of 0", "end of 1"])
+os._exit(0)  # process groups may abort at the interpreter's end
 """
 """Rank 1 enters the third collective of the tensor axis when rank 0 is seen to wait there."""
 
@@ -143,6 +146,7 @@ def test_pytorchs_recorder_tells_it(tmp_path: Path) -> None:
     ]
     with guarded(ranks[0]), guarded(ranks[1]):
         told = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
     found = {rank: [Entered.of(own) for own in json.loads(text)] for rank, text in enumerate(told)}
     [waits], [late] = ([own for own in groups if own.axis == "tensor"] for groups in found.values())
     assert (waits.number, waits.unfinished, waits.operation) == (3, 3, "all_reduce")
