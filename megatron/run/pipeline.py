@@ -50,16 +50,14 @@ def _plan_size(flags: Flags) -> Iterator[str]:
 
     The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
-    train, ranks = flags[TrainFlags], flags[PipelineRankSettings].size
-    of_a_microbatch = train.micro_batch_size * number_of_replicas(flags)
-    microbatches = (train.global_batch_size or of_a_microbatch) // of_a_microbatch
+    microbatches, ranks = _microbatches(flags), flags[PipelineRankSettings].size
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
     forwards = ranks * chunks * microbatches
     if forwards <= MOST_FORWARDS:
         return
     asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
     worst = max(
-        (microbatches, f"--global-batch-size {train.global_batch_size}"),
+        (microbatches, f"--global-batch-size {flags[TrainFlags].global_batch_size}"),
         (chunks, asked),
         (ranks, f"--pipeline-model-parallel-size {ranks}"),
     )[1]
@@ -163,8 +161,7 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
         elif size is not None and size < ranks:
             yield (
                 f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
-                f"would wait for the last one in every turn: give {ranks} or more, or take "
-                "--pipeline-schedule gis-h, whose groups have half as many as ranks"
+                f"would wait for the last one in every turn: give {ranks} or more, or leave it out"
             )
 
 

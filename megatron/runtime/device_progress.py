@@ -69,7 +69,7 @@ class _Walk:
     marks: list[int] = field(default_factory=list)
     events: list[torch.cuda.Event] = field(default_factory=list)
 
-    def first_open(self, is_over: "Callable[[torch.cuda.Event], bool]") -> int | None:
+    def first_open(self, is_over: Callable[[torch.cuda.Event], bool]) -> int | None:
         """Return the index of the first instruction that the GPU has not finished, if any."""
         marks = list(self.marks)  # the training thread appends
         pairs = zip(marks, self.events, strict=False)

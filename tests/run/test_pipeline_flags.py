@@ -332,7 +332,7 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
         ),
         (
             f"--num-virtual-stages-per-pipeline-rank 2 {GROUP} 1",
-            f"{GROUP} 1 --pipeline-model-parallel-size 2 2 or more gis-h",
+            f"{GROUP} 1 --pipeline-model-parallel-size 2 2 or more",
         ),
         (
             "--zero-bubble-v-schedule --num-virtual-stages-per-pipeline-rank 2",

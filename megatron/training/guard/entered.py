@@ -25,8 +25,8 @@ WAITED_FOR: Final = frozenset(
 )
 """The axes of ``Groups`` for whose collectives a pass waits within itself."""
 
-_KEPT: Final = int(os.environ.get("TORCH_FR_BUFFER_SIZE", "2000"))
-"""Collectives that a recorder keeps."""
+_USUAL_SIZE: Final = "2000"
+"""Collectives that a recorder keeps if TORCH_FR_BUFFER_SIZE says nothing else."""
 
 _DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """PyTorch's functions that return what the recorders of NCCL and of the other backends keep."""
@@ -42,8 +42,7 @@ class Entered:
         number: of the last collective that the rank has entered; 0: none.
         unfinished: number of the first collective that the rank has entered and not left; 0: none.
         operation: that collective, as in ``all_reduce``; empty if there is none.
-        ranks: the ranks of the job in the group, if a collective is unfinished, else none. A range
-            where their distance is constant: thousands of ranks answer.
+        ranks: the ranks of the job in the group, if a collective is unfinished, else none.
     """
 
     group: str
@@ -54,7 +53,7 @@ class Entered:
     ranks: Sequence[int] = ()
 
     def values(self) -> dict[str, Any]:
-        """Return the values, to be written as JSON."""
+        """Return the values, to be written as JSON, in few bytes: thousands of ranks answer."""
         return {**vars(self), "ranks": _Span.of(self.ranks)}
 
     @classmethod
@@ -64,7 +63,7 @@ class Entered:
 
 
 class _Span(NamedTuple):
-    """Ranks: those of a range, or those of a list."""
+    """Ranks as JSON has them: a range if they are equally far apart, else a list (``others``)."""
 
     begin: int
     end: int
@@ -73,9 +72,12 @@ class _Span(NamedTuple):
 
     @classmethod
     def of(cls, ranks: Sequence[int]) -> "_Span":
-        first, second = (*ranks, 0, 0)[:2]
-        span = range(first, first + len(ranks) * (step := max(1, second - first)), step)
-        return cls(0, 0, 1, ranks) if [*span] != [*ranks] else cls(span.start, span.stop, step)
+        begin = ranks[0] if ranks else 0
+        step = max(1, ranks[1] - begin) if len(ranks) > 1 else 1
+        span = range(begin, begin + step * len(ranks), step)
+        if tuple(span) == tuple(ranks):
+            return cls(span.start, span.stop, span.step)
+        return cls(0, 0, 1, ranks)
 
     def ranks(self) -> tuple[int, ...]:
         return tuple(self.others) or tuple(range(self.begin, self.end, self.step))
@@ -91,7 +93,7 @@ def entered_by(groups: Groups) -> tuple[Entered, ...]:
     for entry in recorded:
         if not entry["is_p2p"]:
             found[entry["process_group"][0]].append(entry)
-    is_whole = 0 < len(recorded) < _KEPT
+    is_whole = 0 < len(recorded) < int(os.environ.get("TORCH_FR_BUFFER_SIZE", _USUAL_SIZE))
     return tuple(
         _entered(name, axis, ranks, found.get(name, ()))
         for name, (axis, ranks) in _axes(groups).items()
