@@ -209,7 +209,9 @@ class _SharedLinear(torch.autograd.Function):
         ctx.weight = weight = layer.weight
         ctx.keeper, ctx.layer, ctx.defer, ctx.adds = keeper, layer, defer, adds
         if layer.rows.size == 1:
-            return layer.products.output(factor, weight, bias)
+            y = layer.products.output(factor, weight, bias)
+            layer.columns.pause()
+            return y
         # The bias comes after the sum, or every rank would add it.
         y = layer.rows.reduce(layer.products.output(factor, weight, None))
         return y if bias is None else y.add_(bias)
@@ -228,6 +230,7 @@ class _SharedLinear(torch.autograd.Function):
             defer(_WeightGradient(layer, weight, kept_grad, kept))
         wanted = kept if adds or (needs_weight and defer is None) else None
         x_grad, weight_grad = _products(layer, weight, factor, wanted, wants_x=needs_x, adds=adds)
+        layer.rows.pause()
         return x_grad, weight_grad, bias_grad, None, None, None, None, None
 
 
@@ -254,15 +257,16 @@ def _products(
 
     With ``adds`` the weight's gradient is added to its sum, and not returned. The input is gathered
     again during the product of its gradient, and its gradient is reduced during the product of the
-    weight's gradient. Without this product the pass waits for the reduction.
+    weight's gradient. Without this product the pass waits for the reduction. In a pair, the other
+    pass has its turn when the reduction has begun.
     """
     x_grad = weight_grad = None
     products = layer.products
     coming = None if kept is None else products.start_input_again(kept, layer.columns)
     if wants_x:
         x_grad = products.input_gradient(grad, weight)
-    # After the product, which hides the gathering, and before any other method of the ranks, as
-    # ``start_gather`` demands.
+    # After the product, which hides the gathering, and before the reduction: ``start_gather``
+    # demands this order.
     if coming is None:
         return None if x_grad is None else layer.columns.reduce(x_grad), None
     x = coming.wait()

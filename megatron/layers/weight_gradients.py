@@ -7,7 +7,7 @@ later. ``Linear`` follows the protocol; a layer with products of its own may fol
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ class GathersFirst(Protocol):
     """A work for later that gathers tensors from other ranks, and then talks to nobody."""
 
     def begin(self) -> None:
-        """Begin to gather; before ``arrive`` the rank calls no collective of the same ranks."""
+        """Begin to gather; works begin and arrive in one order on all ranks."""
         ...
 
     def arrive(self) -> None:
@@ -50,30 +50,39 @@ class GathersFirst(Protocol):
         ...
 
 
-def parts_of(works: list[Callable[[], None]], *, parts_alone: bool) -> Iterator[Callable[[], None]]:
-    """Yield the parts of a W; each gathers for the next part while it multiplies.
+AHEAD: Final = 2
+"""Works of a W for which tensors are gathered before their turn. With t ranks, the products of
+attention take less time than the gathering for the next product; those of the MLP take more. With
+one work ahead a layer's two short products would not hide what two long ones can."""
 
-    A part releases its activations as soon as it is done: nothing else may hold it then.
+
+def parts_of(works: list[Callable[[], None]]) -> Iterator[Callable[[], None]]:
+    """Yield the parts of a W; each gathers for later parts while it multiplies.
+
+    A part releases its activations as soon as it is done: nothing else may hold it then. Other
+    passes may run between two parts, while tensors for later parts are under way.
 
     Args:
         works: the works that a backward has left, in order; they are taken out.
-        parts_alone: whether other passes run between two parts. Then nothing may travel there.
     """
+    if any(isinstance(work, GathersFirst) for work in works[:AHEAD]):
+        yield partial(_begin, works[:AHEAD])
     while works:
-        yield partial(_work, works.pop(0), works[0] if works else None, parts_alone)
+        yield partial(_work, works.pop(0), works[AHEAD - 1 : AHEAD])
 
 
-def _work(
-    work: Callable[[], None], following: Callable[[], None] | None, parts_alone: bool
-) -> None:
-    if not isinstance(work, GathersFirst) or not isinstance(following, GathersFirst):
-        work()
-        return
-    work.arrive()
-    following.begin()
+def _work(work: Callable[[], None], later: Sequence[Callable[[], None]]) -> None:
+    """Do a work, and begin to gather for later works meanwhile."""
+    if isinstance(work, GathersFirst):
+        work.arrive()
+    _begin(later)
     work()
-    if parts_alone:
-        following.arrive()
+
+
+def _begin(works: Sequence[Callable[[], None]]) -> None:
+    for work in works:
+        if isinstance(work, GathersFirst):
+            work.begin()
 
 
 class HasModules(Protocol):

@@ -1,7 +1,7 @@
 """Collectives over an axis; a result for one rank only goes to the rank at the place ``root``."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from megatron.parallel import p2p
 from megatron.parallel.groups import ConnectedAxis
+
+T = TypeVar("T")
 
 Sizes = Sequence[int] | None
 Operation = dist.ReduceOp.RedOpType
@@ -20,22 +22,58 @@ _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 """PyTorch 2.13 renamed these functions, and warns about the names of older versions."""
 
 
-def _in_turns(
+Steps: TypeAlias = Generator[None, None, T]
+"""A collective in two parts: up to its ``yield`` it begins, and afterwards it ends.
+
+All ranks begin the collectives of an axis in one order, and end them in one order.
+"""
+
+
+class Begun(Generic[T]):
+    """A collective that has begun.
+
+    Args:
+        steps: the collective; it begins now.
+    """
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        next(steps)
+
+    def wait(self) -> T:
+        """Wait for the end, and return the result; on CUDA the current stream waits."""
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        raise AssertionError("a collective has two parts")
+
+
+def in_turns(steps: Steps[T], axis: ConnectedAxis) -> T:
+    """Run a collective; the other pass of a pair goes on while it is under way."""
+    begun = Begun(steps)
+    _hand_over(axis)
+    return begun.wait()
+
+
+def _whole(
     axis: ConnectedAxis, collective: Callable[..., Any], *args: Any, **named: Any
-) -> None:
-    """Run one of PyTorch's collectives; the other pass of a pair goes on while it is under way."""
+) -> Steps[None]:
+    """Run one of PyTorch's collectives."""
     if axis.turns is None:
         collective(*args, group=axis.group, **named)
+        yield
         return
     work = collective(*args, group=axis.group, async_op=True, **named)
-    axis.turns.hand_over()
+    yield
     work.wait()
 
 
-def _each_in_turns(
+def _for_each(
     axis: ConnectedAxis, collective: Callable[..., Any], parts: Sequence[Tensor], root: str
-) -> None:
-    """Run one of PyTorch's collectives for every part that has elements; hand over once.
+) -> Steps[None]:
+    """Run one of PyTorch's collectives for every part that has elements.
 
     The sizes of parts may depend on data, and so on the rank. The number of turns must not.
 
@@ -49,7 +87,7 @@ def _each_in_turns(
         collective(part, group=axis.group, async_op=True, **{root: rank})
         for rank, part in _not_empty(parts)
     ]
-    _hand_over(axis)
+    yield
     for work in under_way:
         work.wait()
 
@@ -96,24 +134,37 @@ def _reduce_along_tree(tensor: Tensor, root: int, axis: ConnectedAxis) -> Tensor
 
 def all_reduce(tensor: Tensor, operation: Operation, axis: ConnectedAxis) -> Tensor:
     """Combine ``tensor`` over the ranks by ``operation``, in place, the same on every rank."""
-    if axis.size > 1:
-        _in_turns(axis, dist.all_reduce, tensor, operation)
+    return in_turns(all_reducing(tensor, operation, axis), axis)
+
+
+def all_reducing(tensor: Tensor, operation: Operation, axis: ConnectedAxis) -> Steps[Tensor]:
+    """Combine ``tensor`` as ``all_reduce`` does, in two parts."""
+    if axis.size == 1:
+        yield
+        return tensor
+    yield from _whole(axis, dist.all_reduce, tensor, operation)
     return tensor
 
 
 def all_gather(tensor: Tensor, axis: ConnectedAxis) -> Tensor:
     """Return [size, ...] with the ``tensor`` of every rank, by place."""
+    return in_turns(all_gathering(tensor, axis), axis)
+
+
+def all_gathering(tensor: Tensor, axis: ConnectedAxis) -> Steps[Tensor]:
+    """Gather as ``all_gather`` does, in two parts."""
     gathered = torch.empty((axis.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     if axis.size == 1:
         gathered[0].copy_(tensor)
+        yield
     elif tensor.device.type == "cpu":
-        _gather_by_doubling(gathered, tensor, axis)
+        yield from _gather_by_doubling(gathered, tensor, axis)
     else:
-        _in_turns(axis, _gather_whole, gathered, tensor)
+        yield from _whole(axis, _gather_whole, gathered, tensor)
     return gathered
 
 
-def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> None:
+def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> Steps[None]:
     """Fill ``gathered`` in a logarithmic number of steps (Bruck et al., IEEE TPDS 8, 1997).
 
     Gloo's own all-gather passes everything around a ring, from neighbour to neighbour. Statistics
@@ -131,7 +182,7 @@ def _gather_by_doubling(gathered: Tensor, own: Tensor, axis: ConnectedAxis) -> N
         coming = p2p.receive(blocks[held : held + count], (rank + held) % size, axis)
         # One turn for all steps, because ranks without elements hand over once (``gather_parts``).
         if held == 1:
-            _hand_over(axis)
+            yield
         coming.wait()
         held += count
     for transfer in sending:
@@ -154,7 +205,7 @@ def all_to_all(
         return rows
     total = len(rows) if received is None else sum(received)
     result = rows.new_empty((total, *rows.shape[1:]))
-    _in_turns(
+    exchanging = _whole(
         axis,
         dist.all_to_all_single,
         result,
@@ -162,6 +213,7 @@ def all_to_all(
         None if received is None else list(received),
         None if sent is None else list(sent),
     )
+    in_turns(exchanging, axis)
     return result
 
 
@@ -198,18 +250,21 @@ def reduce_scatter(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> 
         axis: the ranks.
         sizes: sizes of the parts, one for each rank, maybe 0; ``None``: equal parts.
     """
-    if axis.size == 1:
-        return
-    if not tensor.numel():
-        _hand_over(axis)  # ranks with elements do so once
+    in_turns(reduce_scattering(tensor, axis, sizes), axis)
+
+
+def reduce_scattering(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> Steps[None]:
+    """Sum as ``reduce_scatter`` does, in two parts."""
+    if axis.size == 1 or not tensor.numel():
+        yield  # ranks with elements hand over once, and so does this rank
         return
     parts = _split(tensor, axis, sizes)
     if tensor.device.type == "cpu":
-        _exchange_parts(parts, axis)
+        yield from _exchange_parts(parts, axis)
     elif _equal(parts):
-        _in_turns(axis, _scatter_sums, parts[axis.rank], tensor)
+        yield from _whole(axis, _scatter_sums, parts[axis.rank], tensor)
     else:
-        _each_in_turns(axis, dist.reduce, parts, "group_dst")
+        yield from _for_each(axis, dist.reduce, parts, "group_dst")
 
 
 def _split(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes) -> tuple[Tensor, ...]:
@@ -225,13 +280,13 @@ def _not_empty(parts: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
     return ((rank, part) for rank, part in enumerate(parts) if part.numel())
 
 
-def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
+def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> Steps[None]:
     rank, others = axis.rank, [other for other in range(axis.size) if other != axis.rank]
     received = {other: torch.empty_like(parts[rank]) for other in others}
     # All ranks know the sizes, so an empty part is neither sent nor awaited.
     coming = [p2p.receive(received[other], other, axis) for other in others if parts[rank].numel()]
     going = [p2p.send(part, other, axis) for other, part in _not_empty(parts) if other != rank]
-    _hand_over(axis)
+    yield
     for transfer in (*coming, *going):
         transfer.wait()
     received[rank] = parts[rank]
@@ -243,29 +298,32 @@ def _exchange_parts(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
 
 def gather_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes = None) -> None:
     """Fill ``tensor`` on every rank with part k from rank k; arguments as in ``reduce_scatter``."""
-    if axis.size == 1:
-        return
+    if axis.size > 1:
+        in_turns(_gathering_parts(tensor, axis, sizes), axis)
+
+
+def _gathering_parts(tensor: Tensor, axis: ConnectedAxis, sizes: Sizes) -> Steps[None]:
     if not tensor.numel():
-        _hand_over(axis)  # ranks with elements do so once
+        yield  # ranks with elements hand over once, and so does this rank
         return
     parts = _split(tensor, axis, sizes)
     on_host = tensor.device.type == "cpu"
     if _equal(parts) and on_host:
-        _gather_by_doubling(tensor.view(axis.size, -1), parts[axis.rank], axis)
+        yield from _gather_by_doubling(tensor.view(axis.size, -1), parts[axis.rank], axis)
     elif _equal(parts):
-        _in_turns(axis, _gather_whole, tensor, parts[axis.rank])
+        yield from _whole(axis, _gather_whole, tensor, parts[axis.rank])
     elif on_host:
-        _send_parts_to_all(parts, axis)
+        yield from _send_parts_to_all(parts, axis)
     else:
-        _each_in_turns(axis, dist.broadcast, parts, "group_src")
+        yield from _for_each(axis, dist.broadcast, parts, "group_src")
 
 
-def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> None:
+def _send_parts_to_all(parts: Sequence[Tensor], axis: ConnectedAxis) -> Steps[None]:
     rank, own = axis.rank, parts[axis.rank]
     coming = [p2p.receive(part, other, axis) for other, part in _not_empty(parts) if other != rank]
     others = [other for other in range(axis.size) if other != rank and own.numel()]
     going = [p2p.send(own, other, axis) for other in others]
-    _hand_over(axis)
+    yield
     for transfer in (*coming, *going):
         transfer.wait()
 

@@ -14,6 +14,7 @@ Shapes: b batch, s tokens of a sequence, u tokens that a rank has outside of att
 or s / t with sequence parallelism), h hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from megatron.parallel import collectives
+from megatron.parallel.collectives import Begun, Steps
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.lanes import Done, Lane, Pending, make_lane
 
@@ -48,7 +50,8 @@ class TensorParallel:
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """Begin ``gather``; it runs during the caller's work until the caller waits for it.
 
-        The caller waits before it calls any other method.
+        The caller may begin further gatherings meanwhile, and waits for them in the same order. It
+        waits for all before it calls any other method, except in a pair of passes.
         """
         return Done(x_buh)
 
@@ -68,6 +71,9 @@ class TensorParallel:
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """Begin ``reduce``, as ``start_gather`` begins ``gather``."""
         return Done(partial_bsh)
+
+    def pause(self) -> None:
+        """Let the other pass of a pair go on between two products of this pass."""
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """Return this rank's tokens, [b, u, h], from a tensor that every rank has whole."""
@@ -107,14 +113,19 @@ class SharedTokens(TensorParallel):
 
     Args:
         axis: the tensor axis, with a process group for collectives that passes wait for.
-        lane: where reductions run during a backward, while the same pass works. In a pair the
-            other pass has its turn instead.
+        lane: where collectives run while the same pass works. The passes of a pair begin all
+            collectives themselves, so that every rank begins them in one order.
+        pause: lets the other pass of a pair go on between two products; ``None``: the turns of the
+            axis do.
     """
 
-    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
+    def __init__(
+        self, axis: ConnectedAxis, lane: Lane, pause: Callable[[], None] | None = None
+    ) -> None:
         self.rank, self.size = axis.rank, axis.size
         self._axis = axis
         self._lane = lane
+        self._pause = pause or (axis.turns.pause if axis.turns else None)
         # None stands for self: with a reference to itself this object, and so the process group,
         # would live until the interpreter ends, where the group's destructor aborts the process.
         self._aside = None if axis.turns is None else type(self)(replace(axis, turns=None), lane)
@@ -129,10 +140,26 @@ class SharedTokens(TensorParallel):
         return collectives.all_reduce(partial_bsh, collectives.SUM, self._axis)
 
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
+        """As in ``TensorParallel``; the other pass of a pair has its turn at once."""
+        if not self._is_paired:
+            return self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
+        begun = Begun(self._reducing(partial_bsh))
+        assert self._axis.turns is not None
+        self._axis.turns.hand_over()
+        return begun
+
+    def pause(self) -> None:
         """As in ``TensorParallel``."""
-        if self._axis.turns is not None and self._axis.turns.is_shared:
-            return Done(self.reduce(partial_bsh))
-        return self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
+        if self._pause is not None:
+            self._pause()
+
+    @property
+    def _is_paired(self) -> bool:
+        return self._axis.turns is not None and self._axis.turns.runs
+
+    def _reducing(self, partial_bsh: Tensor) -> Steps[Tensor]:
+        """Do as ``reduce`` does, in two parts."""
+        return collectives.all_reducing(partial_bsh, collectives.SUM, self._axis)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
@@ -150,23 +177,41 @@ class SplitTokens(SharedTokens):
     ``SharedTokens``.
     """
 
-    def __init__(self, axis: ConnectedAxis, lane: Lane) -> None:
-        super().__init__(axis, lane)
+    def __init__(
+        self, axis: ConnectedAxis, lane: Lane, pause: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(axis, lane, pause)
         self.sequence_parts = axis.size
 
     def gather(self, x_buh: Tensor) -> Tensor:
         """As in ``TensorParallel``: an all-gather."""
-        return self.all_gather(x_buh.contiguous()).movedim(0, 1).flatten(1, 2)
+        return _put_together(self.all_gather(x_buh.contiguous()))
 
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
+        if self._is_paired:
+            return Begun(self._gathering(x_buh))
         return self._lane.submit(lambda: self._on_lane.gather(x_buh))
+
+    def _gathering(self, x_buh: Tensor) -> Steps[Tensor]:
+        """Do as ``gather`` does, in two parts."""
+        parts_tbuh = yield from collectives.all_gathering(x_buh.contiguous(), self._axis)
+        return _put_together(parts_tbuh)
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``: a reduce-scatter."""
-        # A reduce-scatter cuts memory, so the tokens of a rank must lie together.
-        parts_tbuh = partial_bsh.unflatten(1, (self.size, -1)).movedim(1, 0).contiguous()
+        parts_tbuh = self._cut(partial_bsh)
         return self.reduce_parts(parts_tbuh).view(parts_tbuh.shape[1:])
+
+    def _reducing(self, partial_bsh: Tensor) -> Steps[Tensor]:
+        parts_tbuh = self._cut(partial_bsh)
+        yield from collectives.reduce_scattering(parts_tbuh.view(-1), self._axis)
+        return parts_tbuh[self.rank].clone()
+
+    def _cut(self, x_bsh: Tensor) -> Tensor:
+        """Return [t, b, u, h]; a reduce-scatter cuts memory, so a rank's tokens lie together."""
+        parts_tbuh: Tensor = x_bsh.unflatten(1, (self.size, -1))
+        return parts_tbuh.movedim(1, 0).contiguous()
 
     def own_tokens(self, x_bsh: Tensor) -> Tensor:
         """As in ``TensorParallel``."""
@@ -181,6 +226,11 @@ class SplitTokens(SharedTokens):
         parts = partial_nh.view(self.size, -1)
         collectives.reduce_scatter(parts.view(-1), self._axis)
         return parts[self.rank].clone()  # not a view, which would keep all parts alive
+
+
+def _put_together(parts_tbuh: Tensor) -> Tensor:
+    """Return all tokens, [b, s, h]."""
+    return parts_tbuh.movedim(0, 1).flatten(1, 2)
 
 
 def tensor_parallel(

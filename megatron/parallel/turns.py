@@ -2,9 +2,19 @@
 
 The two passes of a pair have a thread each, but never run at the same time. When a pass has begun a
 collective on an axis with ``Turns``, the other pass has its turn. At its own next turn, the pass
-waits for its collective. A pass without collectives, such as a W whose weights no rank shares,
-hands over between its products (``divided``). After the end of one pass, the other one runs alone.
-Each pass has exactly the results that it would have alone.
+waits for its collective. A W hands over after each of its products (``divided``). After the end of
+one pass, the other one runs alone. Each pass has exactly the results that it would have alone.
+
+Between two layers, F and B wait twice with hardly any work between: the sum of a layer's output
+leaves, and after a norm the input of the next layer is gathered. If both passes of a pair were at
+this place at the same time, nothing would hide their collectives. So such passes also hand over
+between the two products of a layer (``pause``), and the second pass stays one turn behind:
+
+    first    b, sum leaves           norm, gathers             a                          b, ...
+    second                  a                 b, sum leaves       norm, gathers   ...
+
+Here a is the work up to the pause and b the work after it. Each collective is under way during an a
+or a b of the other pass. The lag is made at the first pause of the first pass, which goes on there.
 
 No real timing can deadlock. Only the layers, and not the time, decide where passes switch. So ranks
 that run the same pair issue the collectives of all their groups in one order, and wait for them in
@@ -38,19 +48,28 @@ class Turns:
         self._turn = 0
         self._switches = [0, 0]
         self._over = [True, True]
-        self._has_failed = False
+        self._has_failed = self._pauses = False
+        self._lags = False
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
 
-    def run(self, first: Callable[[], None], second: Callable[[], None]) -> None:
+    def run(
+        self, first: Callable[[], None], second: Callable[[], None], *, pauses: bool = False
+    ) -> None:
         """Run both; ``first`` begins, in a thread of its own.
 
         If one of them fails, the other one ends at its next turn: other ranks may wait for the one
         that has failed, so collectives would never come to an end.
 
+        Args:
+            first: the pass that begins.
+            second: the other pass.
+            pauses: whether passes also hand over at their pauses; for two passes that pause.
+
         Raises:
             BaseException: the error of the pass that failed first.
         """
         self._turn, self._over, self._has_failed = 0, [False, False], False
+        self._pauses, self._lags = pauses, False
         stream = _current_stream()
 
         def beside() -> None:
@@ -74,9 +93,18 @@ class Turns:
             raise found
 
     @property
-    def is_shared(self) -> bool:
-        """Whether another pass waits for its turn."""
-        return not self._over[1 - self._turn]
+    def runs(self) -> bool:
+        """Whether a pair runs, of which one pass may be over."""
+        return not all(self._over)
+
+    def pause(self) -> None:
+        """Let the other pass go on between two products, if the pair does so."""
+        if not self._pauses or not self.runs:
+            return
+        if self._turn == 0 and not self._lags:
+            self._lags = True
+            return
+        self.hand_over()
 
     def hand_over(self) -> None:
         """Let the other pass go on; return when the other pass hands over again or ends.

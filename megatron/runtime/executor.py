@@ -15,15 +15,10 @@ from megatron.runtime.rank_passes import Passes
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.schedules.lower import Program, Run, Start, Wait
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, Comm
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import BEGINNERS, PAUSING, Pass
 
 BEFORE_GRADIENTS: Final = ("U", "IF", "F", "R", "S", "E")
 """Kinds of passes that add to no gradient; every other kind may add to one."""
-
-BEGINNERS: Final = ("B", "F", "W", "S", "T", "IB")
-"""Kinds of passes of a pair; the one that stands first here begins. The first that a B does is a
-collective: the gradient of a layer's output travels. A W multiplies at once if ranks do not gather
-its factors. S, T and IB wait for nobody."""
 
 Gate = Callable[[], bool]
 """Asked before a rank's first pass that changes gradients; ``False`` abandons the iteration."""
@@ -112,7 +107,9 @@ class Executor:
             begins, other = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))
             with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
                 self._turns.run(
-                    partial(self._run, passes, begins), partial(self._run, passes, other)
+                    partial(self._run, passes, begins),
+                    partial(self._run, passes, other),
+                    pauses=all(item.kind in PAUSING for item in step.passes),
                 )
             return
         for item in step.passes:

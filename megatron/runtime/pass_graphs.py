@@ -181,7 +181,7 @@ class Slot:
             self._deferred += self._take_deferred()
 
     def _launch_weights(self) -> None:
-        for part in parts_of(self._deferred, parts_alone=False):
+        for part in parts_of(self._deferred):
             part()
             del part  # its activations
 

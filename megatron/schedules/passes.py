@@ -29,6 +29,13 @@ PARTNERS: Final[Mapping[PassKind, tuple[PassKind, ...]]] = {
 """The kinds of passes that may follow an F or a B in a pair. One of the two waits for collectives
 of its layers, and the other one works meanwhile."""
 
+BEGINNERS: Final[tuple[PassKind, ...]] = ("W", "F", "B", "S", "T", "IB")
+"""Kinds of passes of a pair; the one that stands first here begins. A W first gathers, and an F or
+a B hides that. S, T and IB wait for nobody."""
+
+PAUSING: Final[tuple[PassKind, ...]] = ("F", "B")
+"""Kinds of passes that pause between two products, if both passes of a pair do so."""
+
 DESCENDING_KINDS: Final[tuple[PassKind, ...]] = ("R", "B", "W", "IB")
 """Kinds that take the slices of a microbatch from the last one to the first; others ascend."""
 

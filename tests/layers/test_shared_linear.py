@@ -155,11 +155,10 @@ def test_w_gathers_again(way: Way, in_b: list[str]) -> None:
     assert main_grad_of(linear.weight).any()
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_w_gathers_for_the_next_product_while_it_multiplies(alone: bool) -> None:
-    """Where other passes run between two parts, nothing travels there."""
+def test_w_gathers_for_the_next_two_products_while_it_multiplies() -> None:
+    """Other passes may run between two parts, while tensors are under way."""
     tensor, deferred = Noting(), list[Callable[[], None]]()
-    ways: tuple[Way, ...] = ("columns", "rows", "columns")
+    ways: tuple[Way, ...] = ("columns", "rows", "columns", "rows")
     for way in ways:
         tensor.events.clear()
         linear = make_linear(way, tensor, deferred.append)
@@ -167,17 +166,51 @@ def test_w_gathers_for_the_next_product_while_it_multiplies(alone: bool) -> None
     deferred.insert(1, lambda: tensor.events.append("other"))
     tensor.events.clear()
     with Products(tensor.events, linear.weight):
-        for part in parts_of(deferred, parts_alone=alone):
+        for part in parts_of(deferred):
             part()
             tensor.events.append("|")
     assert not deferred
     found = ["product" if event in ("dW", "dX") else event for event in tensor.events]
     begins, done = "gather begins", "gather done"
-    between = [done, "|", "product"] if alone else ["|", done, "product"]
     assert found == [
-        *(begins, done, "product", "|", "other", "|"),
-        *(begins, done, begins, "product", *between, "|"),
+        *(begins, "|"),
+        *(done, begins, "product", "|"),
+        *(begins, "other", "|"),
+        *(done, begins, "product", "|"),
+        *(done, "product", "|"),
+        *(done, "product", "|"),
     ]
+
+
+def test_a_w_without_gatherings_has_a_part_for_each_product() -> None:
+    done = list[int]()
+    parts = list(parts_of([lambda: done.append(1), lambda: done.append(2)]))
+    assert len(parts) == 2
+    for part in parts:
+        part()
+    assert done == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["columns", "rows"])
+def test_a_pass_pauses_between_the_products_of_two_layers(way: Way) -> None:
+    """After the product that no collective follows: of outputs forward, of inputs backward."""
+    tensor = Noting()
+    tensor.pause = lambda: tensor.events.append("pause")  # type: ignore[method-assign]
+    linear = make_linear(way, tensor)
+    shape = (B, U, IN) if way == "columns" else (B, T * U, IN // T)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    y = linear(x)
+    if way == "columns":
+        assert tensor.events == ["gather", "pause"]
+        tensor.events.clear()
+        y.sum().backward()
+        assert "pause" not in tensor.events
+        return
+    assert tensor.events == ["reduce"]
+    tensor.events.clear()
+    with Products(tensor.events, linear.weight):
+        y.sum().backward()
+    assert tensor.events == ["gather", "dX", "dW", "pause"]
 
 
 def test_nothing_whole_is_kept_for_a_backward_that_is_not_split() -> None:

@@ -148,7 +148,7 @@ def test_the_caller_goes_on_beside_started_work(
 def test_in_a_pair_no_reduction_begins_on_the_lane(
     strategy: type[SharedTokens] | type[SplitTokens],
 ) -> None:
-    """The other pass works during the reduction, so it has its turn; alone, the lane hides it."""
+    """The pass begins it itself, and the other one works meanwhile; alone, the lane hides it."""
     turns, used = Turns(), list[str]()
 
     class Noted(InlineLane):
@@ -164,6 +164,23 @@ def test_in_a_pair_no_reduction_begins_on_the_lane(
     turns.run(reduced, lambda: None)
     assert not used
     turns.run(lambda: None, reduced)
-    assert used == ["lane"], "the other pass was over"
+    assert not used, "two threads would begin collectives, although the other pass is over"
     reduced()
-    assert used == ["lane"] * 2
+    assert used == ["lane"]
+
+
+def test_in_a_pair_the_other_pass_goes_on_while_tensors_are_under_way() -> None:
+    """A reduction has begun when the other pass has its turn; gatherings hand over to nobody."""
+    turns, done = Turns(), list[str]()
+    tensor = SplitTokens(ConnectedAxis("tensor", 0, (0,), turns=turns), InlineLane())
+    x_buh = torch.ones(1, 2, 3)
+
+    def first() -> None:
+        coming = [tensor.start_gather(x_buh) for _ in range(2)]
+        done.append("gathers")
+        leaving = tensor.start_reduction(x_buh)
+        done.append("works")
+        assert all(torch.equal(own.wait(), x_buh) for own in (*coming, leaving))
+
+    turns.run(first, lambda: done.append("other"))
+    assert done == ["gathers", "other", "works"]

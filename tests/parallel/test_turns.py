@@ -75,3 +75,38 @@ def test_an_error_of_one_ends_the_other_at_its_turn(which: int) -> None:
     assert not done
     turns.hand_over()
     assert played(1, 1) == ["F0", "B0", "F ends", "B ends"]
+
+
+def in_pauses(passes: str, other: str, *, pauses: bool = True) -> str:
+    """Return what two passes do; a dot is a pause, and a bar a collective of the pass."""
+    turns, done = Turns(), list[str]()
+
+    def work(parts: str) -> None:
+        for part in parts:
+            if part == ".":
+                turns.pause()
+            elif part == "|":
+                turns.hand_over()
+            else:
+                done.append(part)
+
+    turns.run(lambda: work(passes), lambda: work(other), pauses=pauses)
+    return "".join(done)
+
+
+def test_the_second_pass_stays_a_turn_behind_so_that_no_two_short_parts_meet() -> None:
+    """Here n is the norm between the sum of a layer and the gathering for the next layer."""
+    assert in_pauses("|a.b|n|a.b|n|a.b|", "|A.B|N|A.B|N|A.B|") == "abAnBaNbAnBaNbAB"
+
+
+def test_without_pauses_a_pass_hands_over_at_collectives_alone() -> None:
+    assert in_pauses("|a.b|n|a.b|", "|A.B|N|A.B|", pauses=False) == "abABnNabAB"
+
+
+def test_a_pause_outside_of_a_pair_does_nothing() -> None:
+    turns = Turns()
+    assert not turns.runs
+    turns.pause()
+    turns.run(lambda: None, lambda: None, pauses=True)
+    turns.pause()
+    assert not turns.runs
