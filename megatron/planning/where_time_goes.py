@@ -84,7 +84,7 @@ class PassSeconds:
         spent = ByReason(cluster_of(parallel, found.gpu))
         self._prices = {reason: Only(spent, reason) for reason in WORK_REASONS}
         self._costs = {
-            reason: costs_of(self._counts, self._plan, price, crossing_of(parallel))
+            reason: costs_of(self._counts, self._plan, price, crossing_of(parallel), hidden=())
             for reason, price in self._prices.items()
         }
         self._known: dict[tuple[int, Pass], Mapping[WorkReason, float]] = {}

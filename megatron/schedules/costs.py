@@ -7,10 +7,11 @@ never decide whether a run is correct.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
+from megatron.schedules.pair_time import InTurns, PairSteps, joined_time
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.slice_lengths import slice_shares
@@ -57,6 +58,8 @@ class Costs:
         journeys: for each kind of pass, how often it lets the other pass of a pair work: in a kind
             of ``waits`` at every collective, by default twice; in another kind where the pass
             can be interrupted, by default nowhere.
+        turns: for each kind of pass of which it is known, what a pass of every rank and chunk does
+            in a pair. ``waits`` and ``journeys`` are sums of it.
         slices: for every slice of a microbatch, the costs of its passes and communications; empty:
             each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 
@@ -69,6 +72,9 @@ class Costs:
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     waits: Mapping[PassKind, Time] = field(default_factory=dict)
     journeys: Mapping[PassKind, Time] = field(default_factory=dict)
+    turns: Mapping[PassKind, Sequence[Sequence[PairSteps]]] = field(
+        default_factory=dict, compare=False
+    )
     slices: "Sequence[Costs]" = ()
 
     def __post_init__(self) -> None:
@@ -140,16 +146,23 @@ class Costs:
         )
         return sum(int(_at(time, item.kind, rank, item.chunk)) for time in times)
 
+    def in_turns(self, plan: Plan, rank: int, item: Pass) -> InTurns:
+        """Return ``item`` as a pass of a pair."""
+        own, _ = self._of_slice(plan.slices, item.slice)
+        known = own.turns.get(item.kind)
+        whole = own._parts(plan, item) == [item.kind]  # and no W or R that is priced apart
+        steps = known[rank][item.chunk] if known is not None and whole else None
+        return InTurns(
+            item.kind,
+            self.of_pass(plan, rank, item),
+            self.waits_of(plan, rank, item),
+            self.journeys_of(plan, rank, item),
+            steps,
+        )
+
     def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
         """Return the time of a pair, in which each pass works while the other one waits."""
-        one, other = (
-            InTurns(
-                self.of_pass(plan, rank, item),
-                self.waits_of(plan, rank, item),
-                self.journeys_of(plan, rank, item),
-            )
-            for item in pair
-        )
+        one, other = (self.in_turns(plan, rank, item) for item in pair)
         return joined_time(one, other)
 
     def _of_slice(self, slices: int, number: int) -> "tuple[Costs, float]":
@@ -213,7 +226,7 @@ class Costs:
                 if kind in times:
                     times[kind] = _divided(times[kind], chunks)
         slices = tuple(own.per_chunk(chunks) for own in self.slices)
-        return replace(self, passes=passes, waits=waits, slices=slices)
+        return replace(self, passes=passes, waits=waits, turns={}, slices=slices)
 
     def in_slices(self, lengths: Sequence[int], attention: Mapping[PassKind, float]) -> "Costs":
         """Return the costs of a microbatch that is cut into slices.
@@ -250,7 +263,7 @@ class Costs:
             for kind, time in self.passes.items()
         }
         slices = tuple(own.without_waits() for own in self.slices)
-        return replace(self, passes=passes, waits={}, slices=slices)
+        return replace(self, passes=passes, waits={}, turns={}, slices=slices)
 
     def time(self, kind: PassKind, rank: int, chunk: int = 0) -> float:
         """Return the given time of a kind of pass.
@@ -267,41 +280,6 @@ class Costs:
         if time is None:
             raise ValueError(f"no cost is given for {kind} passes: give {kind}=TIME")
         return _at(time, kind, rank, chunk)
-
-
-class InTurns(NamedTuple):
-    """A pass of a pair.
-
-    Attributes:
-        time: of the pass alone.
-        waits: the part of it in which the pass waits for collectives.
-        journeys: how often it lets the other pass work, as in ``Costs``.
-    """
-
-    time: float
-    waits: float
-    journeys: int
-
-    def beside(self, pieces: int) -> tuple[float, float, float]:
-        """Return the work and the waits beside a pass of so many pieces, and the time alone.
-
-        A pass that hands over more often than the other one has pieces ends alone.
-        """
-        share = min(1.0, pieces / max(1, self.journeys))
-        return share * (self.time - self.waits), share * self.waits, (1 - share) * self.time
-
-
-def joined_time(one: InTurns, other: InTurns) -> float:
-    """Return the time of a pair, in which each pass works while the other one waits.
-
-    A pass works for c and waits for x. The collectives of the one run during the work of the other,
-    so both take max(c of the first, x of the second) and max(c of the second, x of the first). The
-    pieces of a pass take equally long. Where one pass has fewer pieces, the rest of the other one
-    runs alone.
-    """
-    work, waits, alone = one.beside(max(1, other.journeys))
-    its_work, its_waits, its_alone = other.beside(max(1, one.journeys))
-    return max(work, its_waits) + max(its_work, waits) + alone + its_alone
 
 
 def _at(time: Time, kind: PassKind, rank: int, chunk: int) -> float:

@@ -11,8 +11,9 @@ from copy import copy
 from dataclasses import replace
 from itertools import product
 
-from megatron.schedules.costs import Costs, InTurns, joined_time
+from megatron.schedules.costs import Costs
 from megatron.schedules.needs import Comm, needs, participants, sources
+from megatron.schedules.pair_time import joined_time
 from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
 
@@ -27,7 +28,6 @@ class Graph:
             slice.
         times: for every pass, its duration.
         waits: for every pass, the part of its duration in which it waits for collectives.
-        journeys: for every pass, how often it lets the other pass of a pair work.
         own_needs: for every pass, the passes of the same rank that it needs.
         comm_needs: for every pass, the communications that it needs.
         feeds: for every pass, the communications that move its result.
@@ -51,9 +51,9 @@ class Graph:
         places = [(rank, item) for rank in range(plan.ranks) for item in passes_of(plan, rank)]
         self.ranks = [rank for rank, _ in places]
         self.passes = [item for _, item in places]
-        self.times = [costs.of_pass(plan, rank, item) for rank, item in places]
-        self.waits = [costs.waits_of(plan, rank, item) for rank, item in places]
-        self.journeys = [costs.journeys_of(plan, rank, item) for rank, item in places]
+        self._in_turns = [costs.in_turns(plan, rank, item) for rank, item in places]
+        self.times = [own.time for own in self._in_turns]
+        self.waits = [own.waits for own in self._in_turns]
         self._numbers = {_key(*place): n for n, place in enumerate(places)}
         needed = [needs(plan, rank, item) for rank, item in places]
         # Not a set: its order differs from process to process, but all ranks must number alike.
@@ -152,11 +152,8 @@ class Graph:
         """Return the duration of a pair of two passes, given by their numbers in a microbatch."""
         known = self._pair_times.get((one, other))
         if known is None:
-            first, second = (
-                InTurns(self.times[number], self.waits[number], self.journeys[number])
-                for number in (one, other)
-            )
-            known = self._pair_times[one, other] = joined_time(first, second)
+            known = joined_time(self._in_turns[one], self._in_turns[other])
+            self._pair_times[one, other] = known
         return known
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:

@@ -4,8 +4,8 @@ In such a pass work and exchanges take turns: F works before each of its exchang
 of its exchanges. A pass that runs alone idles while its tokens travel. In a pair the other pass
 works meanwhile. So a pair has rounds: in each round first the first pass works during an exchange
 of the second, and then the second during an exchange of the first. The executor's turns have the
-same order (``parallel/turns.py``). All rounds are equally long. The pass with more exchanges goes
-on alone after the last round. Rounds and rest together take ``Costs.of_pair``.
+same order (``parallel/turns.py``). All rounds are drawn equally long. The pass with more exchanges goes
+on alone after the last round. Rounds and rest together are as long as the pair.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from megatron.schedules.costs import Costs
+from megatron.schedules.pair_time import time_by_sums
 from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span, Timeline
@@ -58,7 +59,8 @@ def _of_pair(first: Span, second: Span, plan: Plan, costs: Costs) -> Iterator[Sp
     items = _pass(first), _pass(second)
     if not any(costs.waits_of(plan, rank, item) for item in items):
         return
-    slower = (second.end - first.start) / costs.of_pair(plan, rank, items)
+    by_sums = time_by_sums(*(costs.in_turns(plan, rank, item) for item in items))
+    slower = (second.end - first.start) / by_sums
     turns = [max(1, costs.journeys_of(plan, rank, item)) for item in items]
     waits = [slower * costs.waits_of(plan, rank, items[i]) / turns[i] for i in (0, 1)]
     works = [slower * costs.of_pass(plan, rank, items[i]) / turns[i] - waits[i] for i in (0, 1)]

@@ -143,7 +143,8 @@ class CountedRank:
         if axis.size == 1:
             return ALONE
         split = self._subject.tensor.sequence_parallel
-        return SplitTokens(axis, self._lane) if split else SharedTokens(axis, self._lane)
+        kind = SplitTokens if split else SharedTokens
+        return kind(axis, self._lane, self._recorder.pause)
 
     def _context(self) -> ContextParallel:
         """Return how this rank shares sequences; its lane lists what travels along a ring."""

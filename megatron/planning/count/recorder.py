@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.parallel.lanes import Pending
 from megatron.planning.count.launches import launch_of, tensors_of
 from megatron.simulator.costs.count import (
-    AWAIT,
     HOST_WAIT,
+    PAUSE,
+    Await,
     Begin,
     Collective,
     CollectiveKind,
@@ -58,7 +59,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types
-        self.held = 0
+        self.held = self.begun = self._begun_before = 0
         self._before = self._moved = 0
         self._heights: list[int] = []
         self._steps: list[Step] = []
@@ -89,7 +90,7 @@ class Recorder(TorchDispatchMode):
         self._begin_part()
 
     def _begin_part(self) -> None:
-        self._before = self.held
+        self._before, self._begun_before = self.held, self.begun
         self._heights = []
         self._moved = 0
         self._steps = []
@@ -113,10 +114,20 @@ class Recorder(TorchDispatchMode):
         finally:
             self._steps.append(Begin(tuple(self._in_lane)))
             self._in_lane = None
+            self.begun += 1
 
-    def await_lane(self) -> None:
-        """Note that the pass waits for all work of the lane."""
-        self._steps.append(AWAIT)
+    def await_lane(self, number: int) -> None:
+        """Note that the pass waits for work of the lane: for all up to the one that has a number.
+
+        The numbers begin with 1, in the order in which the work began. If it began before this
+        part, the pass waits for no work that has begun in this part.
+        """
+        since = self.begun - self._begun_before
+        self._steps.append(Await(min(self.begun - number, since)))
+
+    def pause(self) -> None:
+        """Note that the pass pauses."""
+        self._steps.append(PAUSE)
 
     def let_the_host_wait(self) -> None:
         """Note that the host waits for the device."""
@@ -191,9 +202,10 @@ class _ListedResult(Generic[T]):
     recorder: Recorder
     work: Callable[[], T]
     value: T
+    number: int
 
     def wait(self) -> T:
-        self.recorder.await_lane()
+        self.recorder.await_lane(self.number)
         return self.value
 
 
@@ -206,7 +218,8 @@ class ListedLane:
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         """Run ``work`` now."""
         with torch.no_grad():
-            return _ListedResult(self._recorder, work, self._recorder.beside(work))
+            value = self._recorder.beside(work)
+        return _ListedResult(self._recorder, work, value, self._recorder.begun)
 
     def close(self) -> None:
         """Do nothing: there are no resources."""

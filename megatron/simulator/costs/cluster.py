@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import ClassVar, Final, Literal
 
+from megatron.schedules.pair_time import beside
 from megatron.simulator.costs.collective_time import Links, Path
 from megatron.simulator.costs.count import (
     Await,
@@ -14,6 +15,7 @@ from megatron.simulator.costs.count import (
     CountedAxis,
     HostWait,
     Launch,
+    Pause,
     Work,
 )
 from megatron.simulator.costs.gpus import HOST_MEMORY
@@ -62,6 +64,7 @@ class Cluster:
         ``Collective`` that stands alone.
         """
         clock = lane = crowding = 0.0
+        ends: list[float] = []
         for step in work.steps:
             match step:
                 case Launch():
@@ -70,10 +73,11 @@ class Cluster:
                     lane = max(lane, clock) + sum(map(self.collective, collectives))
                     crowds = (self.crowding(own.axis, own.ranks) for own in collectives)
                     crowding = max(crowds, default=0.0)
-                case Await():
-                    clock = max(clock, lane)
-                case HostWait():
-                    pass  # see the class
+                    ends.append(lane)
+                case Await(later):
+                    clock = max(clock, ends[-1 - later] if later < len(ends) else 0.0)
+                case Pause() | HostWait():
+                    pass  # a pass alone does not pause; of a host's waits see the class
                 case Collective():
                     clock = lane = max(clock, lane) + self.collective(step)
         return max(clock, lane)
@@ -117,16 +121,3 @@ class Cluster:
 
     def _together(self, axis: SpreadAxis, ranks: int) -> int:
         return min(self.together.get(axis, ranks), ranks)
-
-
-def beside(clock: float, seconds: float, until: float, crowding: float) -> float:
-    """Return the end of work that begins at ``clock`` during a communication.
-
-    Args:
-        clock: begin of the work.
-        seconds: seconds of the work without the communication.
-        until: end of the communication.
-        crowding: share by which the communication slows the work.
-    """
-    slow = min(seconds * (1 + crowding), max(0.0, until - clock))
-    return clock + slow + seconds - slow / (1 + crowding)

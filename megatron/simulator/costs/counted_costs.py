@@ -16,12 +16,16 @@ from megatron.simulator.costs.count import (
     NO_PASS,
     Begin,
     Collective,
+    CountedAxis,
     Launch,
     PassCount,
     RankCount,
     Step,
     Work,
+    in_a_row,
+    leading_begins,
 )
+from megatron.simulator.costs.turns import REDUCTIONS, turns_of
 
 FLOPS_PER_BYTE: Final = 100
 """FLOPs that stand for moving one byte where the machine is not known. Real devices do about a
@@ -54,6 +58,10 @@ class Price(Protocol):
         """Return the time of a copy of ``size`` bytes between a rank and its host."""
         ...
 
+    def crowding(self, axis: CountedAxis, ranks: int) -> float:
+        """Return the share by which a collective of an axis slows passes that run meanwhile."""
+        ...
+
 
 class Flops:
     """The price for an unknown machine: FLOPs; communication is free.
@@ -83,6 +91,10 @@ class Flops:
         """Return 0."""
         return 0.0
 
+    def crowding(self, axis: CountedAxis, ranks: int) -> float:
+        """Return 0."""
+        return 0.0
+
 
 BY_FLOPS: Final = Flops()
 
@@ -101,7 +113,8 @@ def costs_of(
         plan: any plan with the passes and stages of the plan that was counted.
         price: turns counts into times.
         crossing: pairs of pipeline ranks that are in different machines.
-        hidden: the axes at whose collectives the other pass of a pair works.
+        hidden: the axes at whose collectives the other pass of a pair works; none: pairs are not
+            priced.
 
     Returns:
         The costs of a microbatch, and those of its slices if they were counted.
@@ -121,6 +134,7 @@ def costs_of(
                 journeys[kind] = _table(counts, kind, plan, partial(_journeys, hidden))
             if kind == "W" and not set(hidden) <= set(OF_EXPERTS):
                 journeys[kind] = _table(counts, kind, plan, partial(_pieces, hidden))
+                waits[kind] = _table(counts, kind, plan, partial(_exposed, price, seconds))
     for message in _MESSAGES:
         hops = _hops(counts, plan, message, price, crossing)
         comms[message] = hops if len(set(hops)) > 1 else (hops or [0.0])[0]
@@ -129,7 +143,8 @@ def costs_of(
         comms["O"] = comms["L"] = copies
     slices = zip(*(count.slices for count in counts), strict=True)
     own = tuple(costs_of(each, plan, price, crossing, hidden) for each in slices)
-    return Costs(passes, comms, waits=waits, journeys=journeys, slices=own)
+    turns = turns_of(counts, list(journeys), plan.chunks, price, hidden)
+    return Costs(passes, comms, waits=waits, journeys=journeys, turns=turns, slices=own)
 
 
 def _exchange(work: Work, hidden: Collection[str]) -> tuple[Collective, ...]:
@@ -165,6 +180,12 @@ def _wait(
     return min(alone, seconds(count))
 
 
+def _exposed(price: Price, seconds: Callable[[PassCount], float], count: PassCount) -> float:
+    """Return by how much a pass takes longer than its kernels do without communications."""
+    kernels = sum(times * price.seconds(Work(tuple(work.launches))) for work, times in count.parts)
+    return max(0.0, seconds(count) - kernels)
+
+
 def _pieces(hidden: Collection[str], count: PassCount) -> float:
     """Return how often a W lets another pass work: at its collectives, or after each product."""
     products = sum(
@@ -193,11 +214,8 @@ def _journeys(hidden: Collection[str], count: PassCount) -> float:
 def _switches_at(step: Step) -> tuple[Collective, ...]:
     """Return the collectives of a step at which a pass of a pair switches."""
     if isinstance(step, Begin):
-        return tuple(own for own in step.collectives if own.kind in _REDUCTIONS)
+        return tuple(own for own in step.collectives if own.kind in REDUCTIONS)
     return (step,) if isinstance(step, Collective) else ()
-
-
-_REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
 
 
 def time_once(counts: Sequence[RankCount], price: Price) -> float:
@@ -215,16 +233,37 @@ _MESSAGES: Final[tuple[CommKind, ...]] = ("X", "G")
 def _remembered(price: Price) -> Callable[[PassCount], float]:
     """Return a function that prices a pass, and that computes the price of each work only once."""
     known: dict[int, float] = {}
+    rows: dict[tuple[tuple[int, int], ...], float] = {}
 
     def total(count: PassCount) -> float:
         parts = count.parts
         if price.products_alone and count.flops:
             parts = tuple((work, times) for work, times in parts if work.flops)
+        elif any(leading_begins(work.steps) for work, _ in parts):
+            key = tuple((id(work), times) for work, times in parts)
+            if key not in rows:
+                rows[key] = _in_a_row(parts, price)
+            return rows[key]
         for work, _ in parts:
             if id(work) not in known:
                 known[id(work)] = price.seconds(work)
         return sum(times * known[id(work)] for work, times in parts)
 
+    return total
+
+
+_MOST_ALIKE: Final = 3
+"""Equal works in a row of which each further one adds as much time as the one before."""
+
+
+def _in_a_row(parts: Sequence[tuple[Work, int]], price: Price) -> float:
+    """Return the time of works whose communications begin during the work before."""
+    few = [work for work, times in parts for _ in range(min(times, _MOST_ALIKE))]
+    total = price.seconds(in_a_row(few))
+    for work, times in parts:
+        if times > _MOST_ALIKE:
+            more, less = (price.seconds(in_a_row([work] * (_MOST_ALIKE - left))) for left in (0, 1))
+            total += (times - _MOST_ALIKE) * (more - less)
     return total
 
 

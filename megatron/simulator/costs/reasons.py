@@ -93,6 +93,10 @@ class Only:
         """Return 0."""
         return 0.0
 
+    def crowding(self, axis: CountedAxis, ranks: int) -> float:
+        """Return 0."""
+        return 0.0
+
 
 def _kind(launch: Launch) -> WorkReason:
     if launch.product is not None:

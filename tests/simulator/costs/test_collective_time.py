@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.simulator.costs.cluster import Cluster, SpreadAxis, beside
+from megatron.schedules.pair_time import beside
+from megatron.simulator.costs.cluster import Cluster, SpreadAxis
 from megatron.simulator.costs.collective_time import LAUNCH, Links, Path
 from megatron.simulator.costs.count import (
     AWAIT,

@@ -5,6 +5,7 @@ from megatron.simulator.costs.count import (
     HOST_WAIT,
     Begin,
     Collective,
+    CountedAxis,
     PassCount,
     RankCount,
     Work,
@@ -33,6 +34,10 @@ class ByBytes:
 
     def copy(self, size: float) -> float:
         """Return 0: nothing waits on the host."""
+        return 0.0
+
+    def crowding(self, axis: CountedAxis, ranks: int) -> float:
+        """Return 0: no communication slows a pass."""
         return 0.0
 
 
@@ -112,7 +117,7 @@ def test_b_without_sequence_parallelism_lets_another_pass_work_and_waits_for_not
 def test_w_lets_another_pass_work_after_every_product() -> None:
     launch = product(2, 3, 4)
     alone, gathers = Work((launch, launch)), Work((TENSOR, launch, TENSOR, launch))
-    for work, waits in ((alone, {}), (gathers, {"W": [[3 * 2000]]})):
+    for work, waits in ((alone, {"W": [[0]]}), (gathers, {"W": [[3 * 2000]]})):
         count = RankCount(
             {
                 ("F", 0): PassCount.of(alone),
