@@ -34,11 +34,12 @@ with in_environment():
 TOOL: Final = "pairs_page.py"
 COLUMNS: Final = (
     *("V", "schedule", "predicted s", "with pairs", "predicted exposed", "with pairs"),
+    *("slower beside collectives", "with pairs"),
     *("predicted idle", "with pairs", "predicted GiB", "with pairs"),
 )
 PLACE_COLUMNS: Final = (
     *("model, GPUs", "V", "schedule", "exposed", "F of the warm-up", "B of the cool-down"),
-    *("other F and B alone", "pairs of F and B", "other pairs", "W's own"),
+    *("other F and B alone", "pairs of F and B", "other pairs", "W alone"),
 )
 PASS_COLUMNS: Final = (
     *("model, GPUs", "schedule", "pass", "predicted ms alone", "of it waits"),
@@ -70,6 +71,7 @@ def job_row(job: Job, keep: Path | None = None) -> str:
     cells = [
         *(f"{own.seconds:.2f}" for own in both),
         *map(_exposed, both),
+        *(percent(own.slower / own.seconds) for own in both),
         *(percent(own.idle) for own in both),
         *map(_memory, both),
     ]

@@ -46,7 +46,8 @@ def where_time_goes(found: RunForecast) -> Mapping[Reason, float]:
     for rank in range(plan.ranks):
         own: Seconds = defaultdict(float)
         for spans in items_of(found.timeline, rank):
-            _add_passes(own, spans, [passes.of(span) for span in spans])
+            priced = [passes.of(span) for span in spans]
+            _add_passes(own, spans, priced, passes.crowding(spans))
         for reason, seconds in waits.of(rank):
             own[reason] += seconds
         own["idle"] += found.timeline.end - sum(own.values())
@@ -79,7 +80,8 @@ class PassSeconds:
     """
 
     def __init__(self, found: RunForecast) -> None:
-        self._plan, parallel = found.run_plan.plan, found.config.parallel
+        self._plan, self._alone = found.run_plan.plan, found.alone
+        parallel = found.config.parallel
         self._counts = count_ranks(found.config, plan_of_one(self._plan), found.run_plan.layers)
         spent = ByReason(cluster_of(parallel, found.gpu))
         self._prices = {reason: Only(spent, reason) for reason in WORK_REASONS}
@@ -91,15 +93,31 @@ class PassSeconds:
 
     def of(self, span: Span) -> Mapping[WorkReason, float]:
         """Return the seconds of a pass; those of U are not known."""
-        kind = next(kind for kind in PASS_KINDS if kind == span.kind)
-        if kind == "U":
+        item = self._pass(span)
+        if item.kind == "U":
             return {}
-        key = span.rank, Pass(kind, 0, span.chunk, span.slice)
+        key = span.rank, item
         if key not in self._known:
             self._known[key] = {
                 why: own.of_pass(self._plan, *key) for why, own in self._costs.items()
             }
         return self._known[key]
+
+    def crowding(self, spans: Sequence[Span]) -> float:
+        """Return by how many seconds a pair is slower because of its own collectives."""
+        if len(spans) == 1:
+            return 0.0
+        one, other = (self._pass(span) for span in spans)
+        times = (
+            self._alone.of_pair(self._plan, spans[0].rank, (one, other), crowds=crowds)
+            for crowds in (True, False)
+        )
+        crowded, free = times
+        return sum(span.length for span in spans) * (1 - free / crowded) if crowded else 0.0
+
+    def _pass(self, span: Span) -> Pass:
+        kind = next(kind for kind in PASS_KINDS if kind == span.kind)
+        return Pass(kind, 0, span.chunk, span.slice)
 
     def once(self) -> Mapping[WorkReason, float]:
         """Return the seconds of work that an iteration has once, beside its passes."""
@@ -107,14 +125,19 @@ class PassSeconds:
 
 
 def _add_passes(
-    total: Seconds, spans: Sequence[Span], priced: Sequence[Mapping[WorkReason, float]]
+    total: Seconds,
+    spans: Sequence[Span],
+    priced: Sequence[Mapping[WorkReason, float]],
+    crowding: float,
 ) -> None:
     """Add the seconds of a pass, or of a pair of passes, as long as it lasts.
 
-    A pass lasts longer than alone while a collective takes multiprocessors from it. A pair takes
-    less time than its passes alone: it hides exchanges of tokens.
+    A pass lasts longer than alone while a collective takes multiprocessors from it, and so does a
+    pair: by ``crowding`` if this is a collective of the pair. Else a pair takes less time than its
+    passes alone: it hides collectives of its passes.
     """
-    lasts = sum(span.length for span in spans)
+    lasts = sum(span.length for span in spans) - crowding
+    total["crowding"] += crowding
     if spans[0].kind == "U":
         total["optimizer's step"] += lasts
         return

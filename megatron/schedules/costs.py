@@ -160,10 +160,15 @@ class Costs:
             steps,
         )
 
-    def of_pair(self, plan: Plan, rank: int, pair: tuple[Pass, Pass]) -> float:
-        """Return the time of a pair, in which each pass works while the other one waits."""
+    def of_pair(
+        self, plan: Plan, rank: int, pair: tuple[Pass, Pass], *, crowds: bool = True
+    ) -> float:
+        """Return the time of a pair, in which each pass works while the other one waits.
+
+        With ``crowds``, its collectives slow the pass that works meanwhile, if that is known.
+        """
         one, other = (self.in_turns(plan, rank, item) for item in pair)
-        return joined_time(one, other)
+        return joined_time(one, other, crowds=crowds)
 
     def _of_slice(self, slices: int, number: int) -> "tuple[Costs, float]":
         """Return the costs of which a slice takes a share, and this share."""

@@ -95,18 +95,23 @@ class InTurns(NamedTuple):
         return share * (self.time - self.waits), share * self.waits, (1 - share) * self.time
 
 
-def joined_time(one: InTurns, other: InTurns) -> float:
+def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
     """Return the time of a pair.
 
     A pass without steps works all its time. If a pass takes longer than its steps say, because
     other collectives are under way, the pair takes longer by the same share.
+
+    Args:
+        one: a pass of the pair.
+        other: the other one.
+        crowds: whether work is slower while collectives of the pair are under way.
     """
     if one.steps is None and other.steps is None:
         return time_by_sums(one, other)
     first, second = sorted((one, other), key=lambda own: BEGINNERS.index(own.kind))
     pauses = one.kind in PAUSING and other.kind in PAUSING
     steps = [own.steps or _at_once(own.time) for own in (first, second)]
-    together, alone = _followed(*steps, pauses), sum(own.alone for own in steps)
+    together, alone = _followed(*steps, pauses, crowds), sum(own.alone for own in steps)
     return (one.time + other.time) * together / alone if alone else 0.0
 
 
@@ -144,8 +149,9 @@ def _at_once(time: float) -> PairSteps:
 class _Device:
     """A device on which passes compute, and whose collectives run beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, crowds: bool) -> None:
         self.clock = 0.0
+        self._crowds = crowds
         self._free: dict[str, float] = {}
         self._until = self._crowding = 0.0
 
@@ -158,7 +164,7 @@ class _Device:
         end = max(self.clock, self._free.get(step.axis, 0.0)) + step.seconds
         self._free[step.axis] = end
         if end >= self._until:
-            self._until, self._crowding = end, step.crowding
+            self._until, self._crowding = end, step.crowding if self._crowds else 0.0
         return end
 
 
@@ -198,9 +204,9 @@ class _Player:
 
 
 @lru_cache(maxsize=4096)
-def _followed(first: PairSteps, second: PairSteps, pauses: bool) -> float:
+def _followed(first: PairSteps, second: PairSteps, pauses: bool, crowds: bool) -> float:
     """Return the end of a pair whose passes take turns; ``first`` begins."""
-    device = _Device()
+    device = _Device(crowds=crowds)
     turn, other = (
         _Player(own.steps, device, pauses=pauses, lags=lags)
         for own, lags in ((first, True), (second, False))

@@ -67,7 +67,7 @@ def test_exposed_waits_add_up_over_their_places(
     assert min(own.places.values()) >= 0
     in_pairs = own.places["F with B"] + own.places["other pairs"]
     assert paired or in_pairs == 0
-    assert (own.places["W's own"] > 0) == (schedule in ("zb-v", "dualpipe-v"))
+    assert (own.places["W alone"] > 0) == (schedule in ("zb-v", "dualpipe-v"))
     assert own.places["first F"] > 0
     assert own.places["last B"] > 0
 
@@ -93,7 +93,7 @@ def test_pairs_hide_all_reduces_too() -> None:
     found = stp_of(SETTINGS[0])["dualpipe-v"].forecast(paired=True)
     assert found.run_plan.plan.pairs
     own, alone = Figures.of(found), figures(stp_of(SETTINGS[0])["dualpipe-v"], paired=False)
-    assert own.exposed < 0.2 * alone.exposed
+    assert own.exposed < 0.3 * alone.exposed
 
 
 def stp_of(setting: Setting) -> dict[str, Job]:

@@ -27,10 +27,10 @@ LIMIT: Final = "--zero-bubble-max-pending-backward"
 AXES: Final[tuple[WorkReason, ...]] = ("tensor", "context", "experts")
 """The ranks whose collectives pairs hide."""
 
-PLACES: Final = ("first F", "last B", "F and B alone", "F with B", "other pairs", "W's own")
+PLACES: Final = ("first F", "last B", "F and B alone", "F with B", "other pairs", "W alone")
 """Where waits are exposed: in F that runs alone before the first B of its rank; in B that runs
 alone after the last F of its rank; in other F and B that run alone; in pairs of F and B; in other
-pairs; and in W, alone or in a pair."""
+pairs; and in W that runs alone."""
 
 
 class Job(NamedTuple):
@@ -68,6 +68,7 @@ class Figures(NamedTuple):
     Attributes:
         seconds: of an iteration.
         waits: seconds of it in which passes wait, by the axis of the collective.
+        slower: seconds by which passes take longer because collectives run beside them.
         idle: share of it in which ranks wait for work of other ranks.
         memory: GiB of the rank that holds the most.
         fits: whether the memory suffices.
@@ -76,6 +77,7 @@ class Figures(NamedTuple):
 
     seconds: float
     waits: dict[str, float]
+    slower: float
     idle: float
     memory: float
     fits: bool
@@ -88,6 +90,7 @@ class Figures(NamedTuple):
         return cls(
             seconds,
             {axis: reasons[axis] for axis in AXES},
+            reasons["crowding"],
             max(0.0, reasons["idle"] / seconds),  # -1e-17 where there is none
             max(found.outcome.peak) / GIB,
             found.fits,
@@ -108,11 +111,7 @@ def figures(job: Job, keep: Path | None = None, *, paired: bool) -> Figures:
 
 
 def exposed(found: RunForecast) -> dict[str, float]:
-    """Return the exposed seconds of passes by place (``PLACES``), a mean over the ranks.
-
-    The work of W alone is what other passes hide behind: a pair never hides the waits of W itself.
-    So of the time that a pair still waits, W's own waits count as W's.
-    """
+    """Return the exposed seconds of passes by place (``PLACES``), a mean over the ranks."""
     passes, ranks = PassSeconds(found), found.run_plan.plan.ranks
     total = dict.fromkeys(PLACES, 0.0)
     for rank in range(ranks):
@@ -121,15 +120,11 @@ def exposed(found: RunForecast) -> dict[str, float]:
         end = max(span.end for spans in items for span in spans if span.kind == "F")
         for spans in items:
             alone = [passes.of(span) for span in spans]
-            waits = {
-                span.kind: sum(own[axis] for axis in AXES)
-                for span, own in zip(spans, alone, strict=True)
-            }
-            saved = sum(sum(own.values()) for own in alone) - sum(span.length for span in spans)
-            left = sum(waits.values()) - max(0.0, saved) * (len(spans) > 1)
-            of_w = min(max(0.0, left), waits.get("W", 0.0))
-            total["W's own"] += of_w / ranks
-            total[_place(spans, begin, end)] += (max(0.0, left) - of_w) / ranks
+            left = sum(own[axis] for own in alone for axis in AXES)
+            if len(spans) > 1:
+                lasts = sum(span.length for span in spans) - passes.crowding(spans)
+                left -= max(0.0, sum(sum(own.values()) for own in alone) - lasts)
+            total[_place(spans, begin, end)] += max(0.0, left) / ranks
     return total
 
 
@@ -168,7 +163,7 @@ def pass_waits(found: RunForecast) -> Iterator[PassWaits]:
 
 
 def _place(spans: Sequence[Span], begin: float, end: float) -> str:
-    """Return the place of a pass that is no W, or of a pair.
+    """Return the place of a pass, or of a pair.
 
     Args:
         spans: of the pass, or of both passes.
@@ -178,6 +173,8 @@ def _place(spans: Sequence[Span], begin: float, end: float) -> str:
     kinds = {span.kind for span in spans}
     if len(spans) > 1:
         return "F with B" if kinds == {"F", "B"} else "other pairs"
+    if spans[0].kind == "W":
+        return "W alone"
     if spans[0].end <= begin:
         return "first F"
     return "last B" if spans[0].start >= end else "F and B alone"
