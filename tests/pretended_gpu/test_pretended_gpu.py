@@ -30,7 +30,7 @@ from schedules.cases import expected_passes
 
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.layers.vocabulary.settings import ShardSettings
-from megatron.optimizer.settings import LossScaleSettings
+from megatron.optimizer.settings import LossScaleSettings, MuonSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
@@ -327,6 +327,15 @@ def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> No
 
 def run_hearing(config: RunConfig, sent: float, rank: int) -> Findings:
     return run_rank(config, rank, iterations=ITERATIONS, number_of_others=sent)
+
+
+@pytest.mark.full
+def test_slices_of_matrices(gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, num_query_groups=2)
+    config = Job(options, microbatches=4).config(Layout(1, "none", tensor=2), torch.bfloat16)
+    muon = MuonSettings(muon_tp_mode="distributed")
+    config = replace(config, optimizer=replace(config.optimizer, optimizer="muon", muon=muon))
+    assert_sound(gpus.map(run, config, ranks=2))
 
 
 @pytest.mark.full

@@ -364,6 +364,7 @@ def test_refused_with_flag_value_and_way_out(
         ("--start-weight-decay 0.01", "--start-weight-decay 0.01 constant --weight-decay"),
         ("--sgd-momentum 0.5", "--sgd-momentum 0.5 --optimizer sgd"),
         ("--muon-nesterov", "--muon-nesterov --optimizer muon"),
+        ("--muon-tp-mode distributed", "--muon-tp-mode distributed --optimizer muon"),
         ("--profile-step-end 20", "--profile-step-end 20 --profile"),
         ("--profile-schedule-end 2", "--profile-schedule-end 2 --profile-schedule-start"),
         ("--tokenizer-model some.model", "--tokenizer-model some.model NullTokenizer"),
@@ -445,6 +446,16 @@ def test_batches_that_cannot_grow_so_are_refused(
         found = message.find(word, position)
         assert found >= 0, f"no {word!r} in its place in: {message}"
         position = found + len(word)
+
+
+@pytest.mark.parametrize("mode", ["distributed", "blockwise"])
+def test_muon_has_slices_only_where_ranks_share_a_matrix(base: dict[str, str], mode: str) -> None:
+    flags = f"--optimizer muon --muon-tp-mode {mode}"
+    shared = parse(command_line(base, f"{flags} --tensor-model-parallel-size 2"), 2)
+    assert (shared.notes, shared.optimizer.muon.muon_tp_mode) == ((), mode)
+    (note,) = parse(command_line(base, flags), 1).notes
+    assert note.startswith(f"--muon-tp-mode {mode} changes nothing")
+    assert "--tensor-model-parallel-size 1" in note
 
 
 def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:
