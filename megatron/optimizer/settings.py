@@ -157,6 +157,7 @@ class OptimizerSettings:
         muon: settings of Muon.
         loss_scale: the loss scale for fp16; ``None``: losses are not scaled.
         implementation: of AdamW, chosen by ``optimizer_impl`` and the machine.
+        width_mult: the width multiplier of the maximal update parametrisation; 1 without it.
     """
 
     # fmt: off
@@ -218,6 +219,7 @@ class OptimizerSettings:
     muon: MuonSettings = field(default_factory=MuonSettings)
     loss_scale: LossScaleSettings | None = None
     implementation: Implementation = "local"
+    width_mult: float = 1.0
 
 
 @refuses

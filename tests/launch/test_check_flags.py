@@ -48,7 +48,6 @@ def test_all_mistakes_but_those_of_files_that_are_made_later(
         "--deterministic-mode",
         "--num-layers-per-virtual-pipeline-stage 1 "
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
-        "--embedding-init-method-std 0.006",
     ],
 )
 def test_names_alone_are_judged_before_the_other_flags_are_known(
