@@ -45,7 +45,6 @@ def test_all_mistakes_but_those_of_files_that_are_made_later(
 @pytest.mark.parametrize(
     "flags",
     [
-        "--deterministic-mode",
         "--num-layers-per-virtual-pipeline-stage 1 "
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
     ],

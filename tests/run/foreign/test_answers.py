@@ -257,8 +257,6 @@ def test_conditions_on_a_line() -> None:
         ("--moe-layer-recompute --recompute-modules mlp", 1, 0, 1),
         ("--norm-topk-prob --num-experts 8", 1, 1, 0),
         ("--norm-topk-prob --num-experts 8 --moe-router-pre-softmax", 1, 0, 1),
-        ("--deterministic-mode --device cpu", 1, 1, 0),
-        ("--deterministic-mode", 1, 0, 1),
         ("--dist-ckpt-strictness log_all --load x", 1, 1, 0),
         ("--dist-ckpt-strictness raise_all --load x", 1, 0, 1),
         ("--zero-bubble-max-pending-backward auto", 1, 1, 0),
