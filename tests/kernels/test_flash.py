@@ -352,6 +352,9 @@ def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     assert found.refusal(q, k, Scores(softcap=30.0), 0.0, None) is None
     wide = torch.zeros(1, 1, 4, 192, dtype=torch.bfloat16)
     assert found.refusal(wide, wide, PLAIN, 0.0, None) is None
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    [found] = flash.find_flash_attention(torch.device("cuda", 0))
+    assert found.refusal(q, k, PLAIN, 0.0, None) is None, "PyTorch would not take cuDNN"
 
 
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
