@@ -21,6 +21,7 @@ with in_environment(), telling("loading PyTorch and this program"):
     from megatron.schedules.search.watch import Watch
     from megatron.simulator.costs.gpus import gpu
     from megatron.training.connect import leave
+    from megatron.training.determinism import follow_mode
     from megatron.training.exit_signals import ExitSignals
     from megatron.training.failure import end_the_job, or_exit
     from megatron.training.guard.hang_detector import HangDetector
@@ -57,6 +58,7 @@ def pretrain() -> None:
     if config.dry_run is not None:
         predict(config, config.dry_run.gpu, rank)
         return
+    follow_mode(config.parallel.devices)
     with telling("the plan and the data"):
         prepared = or_exit(lambda: prepare(config, rank), rank, local_rank)
     signals = ExitSignals(config.guard.exit_signals)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from megatron.checkpoint.boxed import BoxedTensor
 from megatron.layers.seeds import stable_seed
+from megatron.model.maximal_update import in_usual_terms
 from megatron.model.settings import ModelSettings
 from megatron.parallel.box import Box, Shape, whole
 
@@ -104,7 +105,8 @@ class Upcycling:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, name, parts))
         columns = tensor.size()[1:]  # none, if the tensor is the router's bias
         rows = torch.randn(model.experts.num_experts // parts, *columns, generator=generator)
-        whole_router = (model.init_method_std * rows).repeat_interleave(parts, 0)
+        std = in_usual_terms(model).init_method_std
+        whole_router = (std * rows).repeat_interleave(parts, 0)
         for piece in tensor.pieces:
             tensor.as_subclass(Tensor)[piece.local.slices].copy_(whole_router[piece.box.slices])
 

@@ -19,6 +19,7 @@ from torch import nn
 from megatron.layers.seeds import stable_seed
 from megatron.model.ownership import (
     OUTPUT_LAYER,
+    POSITION_EMBEDDINGS,
     WORD_EMBEDDINGS,
     OwnedParameter,
     layer_prefix,
@@ -46,9 +47,10 @@ def initialise(
 ) -> None:
     """Set the initial values of a parameter.
 
-    Matrices are drawn from normal(0, ``init_method_std``). Matrices that write to the residual
-    stream are divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Attention sinks and the
-    biases of routers are drawn like matrices. Biases are 0, and norms multiply by 1.
+    Matrices are drawn from normal(0, ``init_method_std``), those of embeddings and of the output
+    layer with deviations of their own, if given. Matrices that write to the residual stream are
+    divided by ``sqrt(2 num_layers)``, as in Megatron and GPT-2. Attention sinks and the biases of
+    routers are drawn like matrices. Biases are 0, and norms multiply by 1.
 
     Args:
         owned: the parameter, of any dtype and on any device.
@@ -99,6 +101,13 @@ def init_layer(
 
 def _std(name: str, config: ModelSettings) -> float:
     """Return the standard deviation of a matrix."""
+    own = None
+    if name.startswith((WORD_EMBEDDINGS, POSITION_EMBEDDINGS)):
+        own = config.embedding_init_method_std
+    elif name == OUTPUT_LAYER:
+        own = config.output_layer_init_method_std
+    if own is not None:
+        return own
     outputs = math.sqrt(2 * config.num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else 1.0
     return config.init_method_std / outputs
 

@@ -21,6 +21,7 @@ from megatron.layers.settings import (
     PositionSettings,
     RopeScalingSettings,
 )
+from megatron.model.width_settings import WidthSettings
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class ShapeSettings:
     hidden_size: int = required("Width of the model.", WIDTH)
     seq_length: int = required("Tokens per sample.", LENGTH)
     init_method_std: float = flag(0.02, "Standard deviation of the initial weights.", Range(0, 10))
+    embedding_init_method_std: float | None = flag(None,
+        "Standard deviation of the initial embeddings of words and positions.", Range(0, 10),
+        unset="--init-method-std")
+    output_layer_init_method_std: float | None = flag(None,
+        "Standard deviation of the initial weights of an output layer with a matrix of its own.",
+        Range(0, 10), unset="--init-method-std, or that of embeddings with --use-mup",
+        idle_without="--untie-embeddings-and-output-weights")
     # fmt: on
 
 
@@ -133,6 +141,7 @@ class ModelSettings(ShapeSettings):
     block: BlockSettings
     vocabulary: VocabularySettings
     further: FurtherTokensSettings
+    widths: WidthSettings
 
     @classmethod
     def of(cls, **values: Any) -> "ModelSettings":
@@ -203,6 +212,7 @@ def completed(model: ModelSettings) -> ModelSettings:
     if norm.normalization == "RMSNorm":  # which has no biases
         norm = replace(norm, add_bias_norm=True)
     mlp = replace(model.mlp, ffn_hidden_size=model.mlp.ffn_hidden_size or _ffn(model))
+    output_std = model.output_layer_init_method_std
     latent, is_latent = model.latent, model.latent.multi_latent_attention
     positions, scaling = model.positions, model.rope_scaling
     experts, balance = model.experts, model.balance
@@ -219,6 +229,7 @@ def completed(model: ModelSettings) -> ModelSettings:
         experts, balance = replace(ExpertSettings(), moe_ffn_hidden_size=0), BalanceSettings()
     return replace(
         model,
+        output_layer_init_method_std=None if model.vocabulary.tie_embeddings else output_std,
         norm=norm,
         attention=attention,
         mlp=mlp,
@@ -234,7 +245,16 @@ def completed(model: ModelSettings) -> ModelSettings:
         experts=experts,
         balance=balance,
         vocabulary=_vocabulary(model),
+        widths=_widths(model),
     )
+
+
+def _widths(model: ModelSettings) -> WidthSettings:
+    own = model.widths
+    if not own.use_mup:
+        return WidthSettings()
+    base = own.mup_base_hidden_size or model.hidden_size
+    return replace(own, mup_base_hidden_size=base, mup_width_mult=None)
 
 
 def _ffn(model: ModelSettings) -> int:

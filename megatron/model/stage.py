@@ -26,6 +26,7 @@ from megatron.model.borders import Borders
 from megatron.model.build_layer import build_layer
 from megatron.model.eight_bits import EightBitLayer, EightBitLayers, linear_layers
 from megatron.model.init import initialise
+from megatron.model.maximal_update import in_usual_terms
 from megatron.model.mtp import MultiTokenPrediction
 from megatron.model.ownership import (
     EMBEDDING_NORM,
@@ -58,6 +59,7 @@ class RankModel(nn.Module):
         borders: sees where the layers of a chunk begin and end; ``None``: nobody looks.
 
     Attributes:
+        config: the model in the usual terms (``maximal_update``).
         tensor: the ranks that share the layers.
         context: the ranks that share every sequence.
         kernels: of the device and the dtype.
@@ -80,6 +82,7 @@ class RankModel(nn.Module):
         borders: Borders | None = None,
     ) -> None:
         super().__init__()
+        config = in_usual_terms(config)
         self.config, self.placement, self._site = config, placement, site
         self.tensor, self.context = site.tensor, site.context
         self.kernels, self.stream_dtype = site.kernels, site.stream_dtype

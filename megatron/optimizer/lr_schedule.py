@@ -28,26 +28,48 @@ class Rates:
         lr: learning rate.
         vocabulary_lr: learning rate of the input and the output layer.
         weight_decay: of the weights that decay.
+        matrix_lr: learning rate of matrices inside the model; ``None``: ``lr``.
     """
 
     lr: float
     vocabulary_lr: float
     weight_decay: float
+    matrix_lr: float | None = None
 
 
 def rates(config: OptimizerSettings, consumed_samples: int) -> Rates:
-    """Return the rates of the iteration that starts after ``consumed_samples`` samples."""
+    """Return the rates of the iteration that starts after ``consumed_samples`` samples.
+
+    In the maximal update parametrisation (``width_mult`` w) the rate of matrices inside the model
+    is ``config.lr`` / w with Adam. With SGD it is ``config.lr``, and the rate of all other weights
+    ``config.lr`` · w (arXiv 2203.03466). A Muon update has a length of its own, by the matrix'
+    shape, and its rate is not scaled. ``decoupled_lr`` is never scaled. A scaled rate also has a
+    scaled floor, and begins its warm-up at the same ``lr_warmup_init``. All this is as in Megatron.
+    """
     peak, floor = config.decoupled_lr, config.decoupled_min_lr
+    others, matrices = _width_factors(config)
+
+    def scaled(factor: float) -> float:
+        return _rate(config, config.lr * factor, config.min_lr * factor, consumed_samples)
+
+    vocabulary_lr = scaled(others)
+    if peak is not None:
+        floor = config.min_lr if floor is None else floor
+        vocabulary_lr = _rate(config, peak, floor, consumed_samples)
     return Rates(
-        lr=learning_rate(config, consumed_samples),
-        vocabulary_lr=_rate(
-            config,
-            config.lr if peak is None else peak,
-            config.min_lr if peak is None or floor is None else floor,
-            consumed_samples,
-        ),
+        lr=scaled(others),
+        vocabulary_lr=vocabulary_lr,
         weight_decay=weight_decay(config, consumed_samples),
+        matrix_lr=None if others == matrices else scaled(matrices),
     )
+
+
+def _width_factors(config: OptimizerSettings) -> tuple[float, float]:
+    """Return the factors of the rates of other weights, and of matrices inside the model."""
+    width = config.width_mult
+    if config.optimizer == "sgd":
+        return width, 1.0
+    return 1.0, 1.0 / width if config.optimizer == "adam" else 1.0
 
 
 def learning_rate(config: OptimizerSettings, consumed_samples: int) -> float:

@@ -12,6 +12,7 @@ from megatron.optimizer.apex_adamw import ApexAdamW
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.optimizer.host_link import HostLink
 from megatron.optimizer.host_optimizer import HostOptimizer, SplitOptimizer
+from megatron.optimizer.matrix_rates import rules_by_width
 from megatron.optimizer.mixed_precision import Master, MixedPrecisionOptimizer, Rule
 from megatron.optimizer.muon import Muon, QKVRows
 from megatron.optimizer.optimizer import Optimizer
@@ -42,9 +43,9 @@ def make_optimizer(
     def rules(masters: Sequence[Master]) -> list[Rule]:
         match config.optimizer:
             case "adam":
-                return [_adamw(masters, config, kernels)]
+                return rules_by_width(masters, config, partial(_adamw, kernels=kernels))
             case "sgd":
-                return [SGD(masters, config)]
+                return rules_by_width(masters, config, SGD)
             case "muon":
                 matrices = [master for master in masters if takes_muon(master.owned)]
                 others = [master for master in masters if not takes_muon(master.owned)]

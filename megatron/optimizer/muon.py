@@ -2,10 +2,11 @@
 
 An update has the singular vectors of the running mean of gradients, and singular values near 1
 (``newton_schulz``). An update therefore needs the whole matrix. Tensor-parallel ranks gather the
-matrices that they share, and with a sharded optimizer each replica has whole matrices
-(``bucket_layouts``). As in Megatron, the fused matrix of queries, keys and values counts as three
-matrices, and the fused matrix of SwiGLU's gate and up projections counts as one. The matrices of
-experts lie one below the other in one parameter, and each counts by itself.
+matrices that they share (``whole_matrices``), or each keeps its slice (``sliced_matrices``). With a
+sharded optimizer each replica has whole matrices (``bucket_layouts``). As in Megatron, the fused
+matrix of queries, keys and values counts as three matrices, and the fused matrix of SwiGLU's gate
+and up projections counts as one. The matrices of experts lie one below the other in one parameter,
+and each counts by itself.
 
 Sources: https://kellerjordan.github.io/posts/muon, arXiv 2502.16982 (lengths of updates).
 """
@@ -22,6 +23,7 @@ from megatron.kernels.reference.optimizer import divide
 from megatron.optimizer.mixed_precision import Master, Step
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
 from megatron.optimizer.settings import MuonSettings, ScaleMode
+from megatron.optimizer.sliced_matrices import cut_dimension, orthogonalized_slice
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.groups import ConnectedAxis
 
@@ -72,7 +74,12 @@ class Muon:
         qkv: QKVRows,
         tensor: ConnectedAxis,
     ) -> None:
-        self._matrices = WholeMatrices([master.part for master in masters], tensor)
+        gathers = config.muon_tp_mode == "duplicated"
+        parts = [master.part for master in masters]
+        self._whole = WholeMatrices(parts, tensor) if gathers else None
+        slices = config.muon_tp_mode == "distributed"
+        self._cut = {part.name: cut_dimension(part) for part in parts} if slices else {}
+        self._tensor = tensor
         self._masters = masters
         self._gradients = [master.gradient for master in masters]
         self._config = config
@@ -102,35 +109,43 @@ class Muon:
             direction = master.gradient.lerp(momentum, config.muon_momentum)
         # The mean is linear, so ranks keep it for their parts. Orthogonalizing is not: it comes
         # after the gathering.
-        whole = self._orthogonal(master, self._matrices.gathered(master.part, direction))
-        return self._matrices.own_part(master.part, whole)
+        if self._whole is None:
+            return self._orthogonal(master, direction)
+        whole = self._orthogonal(master, self._whole.gathered(master.part, direction))
+        return self._whole.own_part(master.part, whole)
 
     def _orthogonal(self, master: Master, direction: Tensor) -> Tensor:
-        """Return the update of a whole matrix, or of the matrices of experts."""
+        """Return the update of a matrix, of this rank's slice of it, or of matrices of experts."""
+        cut = self._cut.get(master.name)
         if (matrices := master.owned.matrices) > 1:
             by_expert = direction.unflatten(0, (matrices, -1))
-            at_once = max(1, _ELEMENTS_AT_ONCE // by_expert[0].numel())
-            return torch.cat([self._scaled(some) for some in by_expert.split(at_once)]).flatten(
-                0, 1
-            )
+            some = by_expert.split(max(1, _ELEMENTS_AT_ONCE // by_expert[0].numel()))
+            return torch.cat([self._scaled(each, cut) for each in some]).flatten(0, 1)
         if not self._config.muon_split_qkv or not master.name.endswith(FUSED_QKV):
-            return self._scaled(direction)
+            return self._scaled(direction, cut)
+        # Every rank has whole groups, so queries, keys and values are cut as the fused matrix is.
         rows, columns = self._qkv.split, direction.shape[1]
         by_group = direction.view(-1, sum(rows), columns).split(rows, dim=1)
-        updates = [self._scaled(own.reshape(-1, columns)).view_as(own) for own in by_group]
+        updates = [self._scaled(own.reshape(-1, columns), cut).view_as(own) for own in by_group]
         return torch.cat(updates, dim=1).view_as(direction)
 
-    def _scaled(self, matrix: Tensor) -> Tensor:
+    def _scaled(self, matrix: Tensor, cut: int | None) -> Tensor:
         """Return the orthogonal matrix near ``matrix``, times the length for its shape.
 
         Args:
-            matrix: [m, n], or several matrices [e, m, n].
+            matrix: [m, n], or several matrices [e, m, n]; or this rank's slices of them.
+            cut: the dimension along which tensor-parallel ranks have slices, 0 for m and 1 for n;
+                ``None``: ``matrix`` is whole, or is taken for a matrix of its own.
         """
-        config = self._config
-        length = config.muon_extra_scale_factor * update_length(
-            matrix.shape[-2], matrix.shape[-1], config.muon_scale_mode
-        )
-        return orthogonalized(matrix, self._steps, config.muon_fp32_matmul_prec) * length
+        config, size = self._config, [matrix.shape[-2], matrix.shape[-1]]
+        precision = config.muon_fp32_matmul_prec
+        if cut is None:
+            found = orthogonalized(matrix, self._steps, precision)
+        else:
+            size[cut] *= self._tensor.size
+            found = orthogonalized_slice(matrix, cut, self._tensor, self._steps, precision)
+        length = update_length(size[0], size[1], config.muon_scale_mode)
+        return found * (config.muon_extra_scale_factor * length)
 
 
 def update_length(rows: int, columns: int, mode: ScaleMode) -> float:

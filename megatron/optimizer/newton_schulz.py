@@ -5,7 +5,7 @@ every singular value near 1. Quintic polynomials with a steep slope at 0 need fe
 singular values end in a band around 1 (Jordan, https://kellerjordan.github.io/posts/muon).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -80,20 +80,54 @@ def orthogonalized(
     """
     tall = matrix.shape[-2] > matrix.shape[-1]
     x_mn = matrix.mT if tall else matrix  # so that X Xᵀ is the smaller product
-    # The Frobenius norm is no less than any singular value. So all begin at 1 or below, where the
-    # polynomials bring them near 1.
-    norm = torch.linalg.vector_norm(x_mn, dim=(-2, -1), keepdim=True)
-    x_mn = x_mn / norm.clamp_min(EPSILON)
-    add_product = torch.baddbmm if matrix.dim() == 3 else torch.addmm
-    if precision == "medium":
-        x_mn = x_mn.to(torch.bfloat16)
+    x_mn = at_norm_1(x_mn, squared_norm(x_mn), precision)
+    x_mn = iterated(x_mn, steps, precision)
+    return (x_mn.mT if tall else x_mn).to(matrix.dtype)
+
+
+def squared_norm(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the square of the Frobenius norm of [m, n] as [1, 1], or of [e, m, n] as [e, 1, 1]."""
+    norm: torch.Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1), keepdim=True)
+    return norm.square()
+
+
+def at_norm_1(matrix: torch.Tensor, square: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Return ``matrix`` divided by its norm, in the dtype of the iteration's products.
+
+    The Frobenius norm is no less than any singular value. So all begin at 1 or below, where the
+    polynomials bring them near 1.
+
+    Args:
+        matrix: [m, n] or [e, m, n].
+        square: ``squared_norm`` of it; of a slice, of the whole matrix.
+        precision: of the products.
+    """
+    divided = matrix / square.sqrt().clamp_min(EPSILON)
+    return divided.to(torch.bfloat16) if precision == "medium" else divided
+
+
+def iterated(
+    x_mn: torch.Tensor,
+    steps: Sequence[Step],
+    precision: Precision,
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda product_mm: product_mm,
+) -> torch.Tensor:
+    """Return matrices after the iteration's steps.
+
+    Args:
+        x_mn: [m, n] or [e, m, n], of norm 1 or less; of a slice, some columns of every row.
+        steps: the coefficients of every step.
+        precision: of the products.
+        total: sums X Xᵀ over the slices of a matrix, which it may do in place.
+    """
+    add_product = torch.baddbmm if x_mn.dim() == 3 else torch.addmm
     with _products_in(precision):
         for a, b, c in steps:
-            a_mm = x_mn @ x_mn.mT
+            a_mm = total(x_mn @ x_mn.mT)
             # b A + c A² for A = X Xᵀ in one product, and then a X + (b A + c A²) X in another.
             b_mm = add_product(a_mm, a_mm, a_mm, beta=b, alpha=c)
             x_mn = add_product(x_mn, b_mm, x_mn, beta=a)
-    return (x_mn.mT if tall else x_mn).to(matrix.dtype)
+    return x_mn
 
 
 @contextmanager

@@ -37,6 +37,9 @@ Coefficients = Literal["simple", "quintic", "polar_express", "aol"]
 Precision = Literal["medium", "high", "highest"]
 """Precision of matrix products in PyTorch's words: bf16, TF32 if the device has it, or fp32."""
 
+SharedMatrices = Literal["duplicated", "distributed", "blockwise"]
+"""How Muon updates matrices that tensor-parallel ranks share, in Megatron's words."""
+
 
 MomentType = Literal["fp32", "bf16"]
 """A dtype of moments; a string, because checkpoints store it."""
@@ -88,6 +91,12 @@ class MuonSettings:
     muon_split_qkv: bool = spelled(True, spells("--muon-no-split-qkv", False,
         "Let Muon treat the queries, keys and values of a layer as one matrix, not three.",
         idle_without=_MUON))
+    muon_tp_mode: SharedMatrices = flag("duplicated",
+        "How Muon updates matrices that tensor-parallel ranks share. duplicated: every rank "
+        "gathers the whole matrix and forms the whole update. distributed: every rank works on "
+        "its slice, and small products are summed over the ranks; the same update but for "
+        "rounding. blockwise: every rank takes its slice for a matrix of its own, so the update "
+        "depends on the number of ranks.", idle_without=_MUON)
     # fmt: on
 
 
@@ -148,6 +157,7 @@ class OptimizerSettings:
         muon: settings of Muon.
         loss_scale: the loss scale for fp16; ``None``: losses are not scaled.
         implementation: of AdamW, chosen by ``optimizer_impl`` and the machine.
+        width_mult: the width multiplier of the maximal update parametrisation; 1 without it.
     """
 
     # fmt: off
@@ -209,6 +219,7 @@ class OptimizerSettings:
     muon: MuonSettings = field(default_factory=MuonSettings)
     loss_scale: LossScaleSettings | None = None
     implementation: Implementation = "local"
+    width_mult: float = 1.0
 
 
 @refuses

@@ -1,7 +1,7 @@
 """Matrices that tensor-parallel ranks share, gathered for updates that need whole matrices.
 
 Every rank gathers the other ranks' parts, forms the whole update, and keeps its own part of the
-update. All t ranks do the same work, as with Megatron's ``--muon-tp-mode duplicated``. The update
+update (``--muon-tp-mode duplicated``, as in Megatron). All t ranks do the same work. The update
 therefore does not depend on how the matrix is cut.
 """
 

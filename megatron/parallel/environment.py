@@ -1,7 +1,7 @@
 """The environment variables of a job: the launchers' variables, and NCCL's and CUDA's."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,17 @@ NCCL_ENVIRONMENT: Final = {
     # allocation. In segments that grow it does not (pytorch#158029; Megatron-LM refuses the pair).
     "NCCL_GRAPH_REGISTER": "0",
 }
+
+DETERMINISTIC_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
+    # A ring adds up in the order of its ranks. Trees may differ from run to run, and NVLS adds up
+    # in the switch.
+    "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
+    # With a workspace for each stream cuBLAS takes the same kernels whatever runs beside them.
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),  # Transformer Engine's
+}
+"""Variables of libraries that must have one of these values if GPUs are to add up in one order; the
+first is the value of a variable that is not set. Names and values are Megatron-LM's."""
 
 ALLOCATOR_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables of PyTorch's allocator. The second one is newer; a CUDA build reads both."""
@@ -115,6 +126,25 @@ def missing_for_meeting(environment: Mapping[str, str] = os.environ) -> Iterator
                 f"{name} is not set, and WORLD_SIZE={environment.get('WORLD_SIZE', '')} ranks need "
                 f"it to meet: start the job with torchrun, or set it to {meaning}"
             )
+
+
+def set_deterministic_environment(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set ``DETERMINISTIC_ENVIRONMENT`` for this process; variables that are set stay.
+
+    Call it before the first product on a GPU, and before the first communicator.
+    """
+    for name, (usual, *_) in DETERMINISTIC_ENVIRONMENT.items():
+        if not environment.get(name):
+            environment[name] = usual
+
+
+def variables_of_any_order(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a line on each variable with which libraries may add up in any order."""
+    for name, allowed in DETERMINISTIC_ENVIRONMENT.items():
+        given = environment.get(name)
+        parts = given.split(",") if given and name == "NCCL_ALGO" else [given]
+        if given and not set(parts) <= set(allowed):
+            yield f"{name}={given} may add up in any order: unset it, or take {allowed[0]}"
 
 
 def set_nccl_environment() -> None:

@@ -102,6 +102,9 @@ class DeviceSettings:
     distributed_backend: Literal["nccl", "gloo"] | None = flag(None, "Communication library.",
         unset="nccl on CUDA, gloo on CPUs")
     distributed_timeout_minutes: int = flag(10, "Minutes that a collective may wait.", MINUTES)
+    deterministic_mode: bool = flag(False,
+        "Add up in one order on GPUs too, so that two runs of a command line on the same GPUs "
+        "agree to the last bit. Slower.")
     # fmt: on
 
     @property

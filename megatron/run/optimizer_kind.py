@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from typing import Final
 
 from megatron.flags.groups import Flags
+from megatron.model.settings import ShapeSettings
+from megatron.model.width_settings import WidthSettings
 from megatron.optimizer.apex_adamw import load_fused_adam
 from megatron.optimizer.rate_span_settings import RateSpanSettings, Spans
 from megatron.optimizer.settings import Implementation, MuonSettings, OptimizerSettings
@@ -23,6 +25,7 @@ INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 def optimizer_config(flags: Flags) -> OptimizerSettings:
     """Return the optimizer's configuration, with the spans of its rates in samples."""
     train, spans = flags[TrainFlags], rate_spans(flags)
+    hidden_size = flags[ShapeSettings].hidden_size
     return replace(
         flags[OptimizerSettings],
         lr_decay_samples=spans.decay,
@@ -32,6 +35,7 @@ def optimizer_config(flags: Flags) -> OptimizerSettings:
         muon=flags[MuonSettings],
         loss_scale=loss_scale_of(flags),
         implementation=implementation_of(flags),
+        width_mult=flags[WidthSettings].width(hidden_size),
     )
 
 

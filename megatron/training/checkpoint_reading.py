@@ -34,11 +34,13 @@ _EARLIER_SCALE: Final = {
 def renewed_optimizer(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's values as a checkpoint keeps them, by the names of today.
 
-    Muon's values had no prefix once, and values of the loss scale had other names.
+    Muon's values had no prefix once, and values of the loss scale had other names. Before there was
+    a ``muon_tp_mode``, every rank formed whole updates.
     """
     renewed, muon, scale = dict(saved), saved.get("muon"), saved.get("loss_scale")
     if muon is not None:
-        renewed["muon"] = {f"muon_{name.removeprefix('muon_')}": own for name, own in muon.items()}
+        named = {f"muon_{name.removeprefix('muon_')}": own for name, own in muon.items()}
+        renewed["muon"] = {"muon_tp_mode": "duplicated"} | named
     if scale is not None:
         renewed["loss_scale"] = {_EARLIER_SCALE.get(name, name): own for name, own in scale.items()}
     return renewed

@@ -13,7 +13,7 @@ from reference.plain_gpt import GPTOptions, Parameters
 from reference.plain_optimizers import PlainMuon, PlainSGD
 from reference.plain_training import AdamWOptions, Optimizer, Training, train
 
-from megatron.optimizer.settings import MuonSettings, OptimizerSettings
+from megatron.optimizer.settings import MuonSettings, OptimizerSettings, SharedMatrices
 from megatron.run.run_config import RunConfig
 
 JOB = Job(
@@ -44,9 +44,16 @@ class Case:
     plain: Callable[[], Optimizer]
 
 
-def muon_of(nesterov: bool, adam_eps: float = JOB.adamw.adam_eps) -> Case:
+def muon_of(
+    nesterov: bool,
+    adam_eps: float = JOB.adamw.adam_eps,
+    tp_mode: SharedMatrices = "duplicated",
+) -> Case:
     settings = MuonSettings(
-        muon_momentum=0.9, muon_nesterov=nesterov, muon_fp32_matmul_prec="highest"
+        muon_momentum=0.9,
+        muon_nesterov=nesterov,
+        muon_fp32_matmul_prec="highest",
+        muon_tp_mode=tp_mode,
     )
     width = JOB.options.hidden_size // JOB.options.num_attention_heads
     heads = JOB.options.num_attention_heads // 2
@@ -65,6 +72,7 @@ CASES = {
     ),
     "muon": muon_of(nesterov=False),
     "nesterov": muon_of(nesterov=True),
+    "slices": muon_of(nesterov=True, tp_mode="distributed"),
 }
 RUNS = [
     full("sgd", Layout(2, "vocab-2", "zb-h1"), False),
@@ -80,6 +88,9 @@ RUNS = [
     full("muon", Layout(1, "none", tensor=2), False),
     full("nesterov", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), False),
     full("muon", Layout(2, "vocab-2", tensor=2), True),
+    ("slices", Layout(1, "none", tensor=2), False),
+    full("slices", Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), True),
+    full("slices", Layout(1, "vocab-2", tensor=2, replicas=2, sharded=True), False),
 ]
 
 
@@ -95,10 +106,11 @@ MIXTURE = replace(
     ),
 )
 MIXTURE_RUNS = [
-    Layout(1, "none", replicas=2, experts=2),
-    full(Layout(1, "none", tensor=2, sequence=True)),
-    full(Layout(1, "vocab-2", replicas=4, experts=2, dispatcher="alltoall", sharded=True)),
-    full(Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True)),
+    ("muon", Layout(1, "none", replicas=2, experts=2)),
+    full("muon", Layout(1, "none", tensor=2, sequence=True)),
+    full("muon", Layout(1, "vocab-2", replicas=4, experts=2, dispatcher="alltoall", sharded=True)),
+    full("muon", Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True)),
+    full("slices", Layout(1, "none", tensor=2, sequence=True)),
 ]
 
 
@@ -145,9 +157,9 @@ def test_losses_norms_and_weights(
         assert error < 2e-3 * moved, (key, float(error), float(moved))
 
 
-@pytest.mark.parametrize("layout", MIXTURE_RUNS, ids=str)
-def test_muon_moves_every_expert_by_itself(layout: Layout, ranks: RankPool) -> None:
-    case, batches = CASES["muon"], MIXTURE.batches()
+@pytest.mark.parametrize(("name", "layout"), MIXTURE_RUNS, ids=str)
+def test_muon_moves_every_expert_by_itself(name: str, layout: Layout, ranks: RankPool) -> None:
+    case, batches = CASES[name], MIXTURE.batches()
     by_rank: list[RankRun] = ranks.run(
         train_on_rank,
         layout.world_size,

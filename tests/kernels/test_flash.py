@@ -243,6 +243,19 @@ def test_documents_are_sequences_of_their_own(stub: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("stub", [Version2(), Version3()], ids=["2", "3"])
+def test_gradients_are_summed_in_one_order_if_pytorch_is_asked_for_it(
+    stub: Any, asked: bool
+) -> None:
+    torch.use_deterministic_algorithms(asked)
+    try:
+        attend(2 if isinstance(stub, Version2) else 3, stub, PLAIN)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert stub.given[-1]["deterministic"] is asked
+
+
 def test_dropout_goes_to_version_2() -> None:
     stub = Version2()
     flash.FlashAttention(2, stub).attend(*drawn(), PLAIN, 0.25, None)
@@ -339,6 +352,9 @@ def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     assert found.refusal(q, k, Scores(softcap=30.0), 0.0, None) is None
     wide = torch.zeros(1, 1, 4, 192, dtype=torch.bfloat16)
     assert found.refusal(wide, wide, PLAIN, 0.0, None) is None
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    [found] = flash.find_flash_attention(torch.device("cuda", 0))
+    assert found.refusal(q, k, PLAIN, 0.0, None) is None, "PyTorch would not take cuDNN"
 
 
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -199,6 +200,27 @@ def test_what_is_not_finite_reaches_the_loss(
     answer = by_shards(problem, 4, ALGORITHM_1, None, tried.kernels, recompute=recompute)
     losses_n = answer.losses_n
     assert losses_n.isfinite().tolist() == [True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "tried", [each for each in IMPLEMENTATIONS if each.name == "cuda"], ids=str
+)
+def test_without_atomic_additions_targets_are_subtracted_as_exactly(tried: Implementation) -> None:
+    """Of a vocabulary of few entries, so that tokens share targets."""
+    from megatron.kernels.cuda import operators  # no CPU needs Triton
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with patch.object(operators, "subtract_targets_", side_effect=AssertionError):
+            hold_for(tried, ALGORITHM_2, False, (PLAIN, EVERYTHING))
+            hold_for_shape(tried, ALGORITHM_1, 30, 5, 3, 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with (
+        patch.object(operators, "subtract_targets_", side_effect=ZeroDivisionError),
+        pytest.raises(ZeroDivisionError),
+    ):
+        hold_for(tried, ALGORITHM_2, False, (PLAIN,))
 
 
 @EACH_IMPLEMENTATION

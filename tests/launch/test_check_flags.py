@@ -45,10 +45,8 @@ def test_all_mistakes_but_those_of_files_that_are_made_later(
 @pytest.mark.parametrize(
     "flags",
     [
-        "--deterministic-mode",
         "--num-layers-per-virtual-pipeline-stage 1 "
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
-        "--embedding-init-method-std 0.006",
     ],
 )
 def test_names_alone_are_judged_before_the_other_flags_are_known(

@@ -30,7 +30,7 @@ from schedules.cases import expected_passes
 
 from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
 from megatron.layers.vocabulary.settings import ShardSettings
-from megatron.optimizer.settings import LossScaleSettings
+from megatron.optimizer.settings import LossScaleSettings, MuonSettings
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
@@ -61,6 +61,16 @@ def run_counting_turns(config: RunConfig, rank: int) -> tuple[Findings, int]:
     """Also return how often a pass of a pair has handed over to the other one."""
     with counted_turns() as turns:
         return run_rank(config, rank), turns()
+
+
+def run_in_one_order(config: RunConfig, rank: int) -> tuple[Findings, list[str]]:
+    """Also return the forms of the programs with atomic additions that were launched."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = run_rank(config, rank)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return found, [str(form) for form in found.forms if "subtract_targets" in str(form)]
 
 
 def run_observed(config: RunConfig, rank: int) -> Findings:
@@ -327,6 +337,41 @@ def test_steps_validated_later(sent: float, abandoned: int, gpus: GpuPool) -> No
 
 def run_hearing(config: RunConfig, sent: float, rank: int) -> Findings:
     return run_rank(config, rank, iterations=ITERATIONS, number_of_others=sent)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options",
+    [
+        GPTOptions(num_layers=4, label_smoothing=0.1, logit_softcap=20.0),
+        GPTOptions(
+            num_layers=4,
+            num_experts=4,
+            moe_ffn_hidden_size=16,
+            add_bias_linear=False,
+            moe_router_load_balancing_type="aux_loss",
+            moe_aux_loss_coeff=0.01,
+        ),
+    ],
+    ids=["dense", "experts"],
+)
+def test_one_order_of_additions(options: GPTOptions, gpus: GpuPool) -> None:
+    """No program with atomic additions runs, and no other waits or compiles in their place."""
+    config = Job(options, microbatches=4).config(Layout(2, "vocab-2"), torch.bfloat16)
+    found = gpus.map(run_in_one_order, config, ranks=2)
+    assert_sound([own for own, _ in found])
+    assert [atomic for _, atomic in found] == [[], []]
+    usual = gpus.map(run, config, ranks=2)
+    assert any("subtract_targets" in str(form) for own in usual for form in own.forms)
+
+
+@pytest.mark.full
+def test_slices_of_matrices(gpus: GpuPool) -> None:
+    options = GPTOptions(num_layers=4, num_query_groups=2)
+    config = Job(options, microbatches=4).config(Layout(1, "none", tensor=2), torch.bfloat16)
+    muon = MuonSettings(muon_tp_mode="distributed")
+    config = replace(config, optimizer=replace(config.optimizer, optimizer="muon", muon=muon))
+    assert_sound(gpus.map(run, config, ranks=2))
 
 
 @pytest.mark.full

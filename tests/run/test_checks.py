@@ -12,6 +12,7 @@ from command_lines import with_flags
 from megatron.data.indexed import IndexedWriter
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
+from megatron.model.maximal_update import in_usual_terms
 from megatron.model.settings import ShapeSettings
 from megatron.optimizer.lr_schedule import rates
 from megatron.planning.run_plan import make_run_plan
@@ -180,6 +181,17 @@ def refusal(
             1,
             "--muon-num-ns-steps 5 polar_express 8 steps or more",
         ),
+        (
+            "--use-mup --mup-base-hidden-size 16 --mup-width-mult 3",
+            1,
+            "--mup-width-mult 3 64 / --mup-base-hidden-size 16 = 4 leave",
+        ),
+        (
+            "--use-mup --multi-latent-attention --position-embedding-type rope",
+            1,
+            "--use-mup --multi-latent-attention leave one",
+        ),
+        ("--use-mup --mup-embedding-mult 2", 1, "--mup-embedding-mult 2 learned leave rope"),
         ("--peak-tflops 0", 1, "--peak-tflops 0.0 at least 1e-06"),
         ("--profile --profile-step-end 10", 1, "--profile-step-end 10 --profile-step-start 10"),
         ("--profile --exit-interval 5", 1, "--profile-step-start 10 last iteration, 5 lower"),
@@ -364,6 +376,9 @@ def test_refused_with_flag_value_and_way_out(
         ("--start-weight-decay 0.01", "--start-weight-decay 0.01 constant --weight-decay"),
         ("--sgd-momentum 0.5", "--sgd-momentum 0.5 --optimizer sgd"),
         ("--muon-nesterov", "--muon-nesterov --optimizer muon"),
+        ("--muon-tp-mode distributed", "--muon-tp-mode distributed --optimizer muon"),
+        ("--mup-base-hidden-size 32", "--mup-base-hidden-size 32 --use-mup"),
+        ("--output-layer-init-method-std 0.1", "-init-method-std 0.1 --untie-embeddings"),
         ("--profile-step-end 20", "--profile-step-end 20 --profile"),
         ("--profile-schedule-end 2", "--profile-schedule-end 2 --profile-schedule-start"),
         ("--tokenizer-model some.model", "--tokenizer-model some.model NullTokenizer"),
@@ -445,6 +460,48 @@ def test_batches_that_cannot_grow_so_are_refused(
         found = message.find(word, position)
         assert found >= 0, f"no {word!r} in its place in: {message}"
         position = found + len(word)
+
+
+def test_mup_scales_with_the_width(base: dict[str, str]) -> None:
+    flags = "--use-mup --mup-base-hidden-size 16 --mup-base-head-dim 4 --init-method-std 0.04"
+    run = parse(command_line(base, flags), 1)
+    assert run.notes == ()
+    model = in_usual_terms(run.model)
+    assert (model.init_method_std, model.embedding_init_method_std) == (0.02, 0.04)
+    assert model.attention.softmax_scale == 2 / 8
+    assert (model.vocabulary.logit_multiplier, run.optimizer.width_mult) == (1 / 4, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--use-mup", "--use-mup 64, as --hidden-size"),
+        ("--use-mup --mup-base-hidden-size 64", "--use-mup 64, as --hidden-size"),
+        ("--use-mup --mup-base-hidden-size 16 --mup-width-mult 4", "--mup-width-mult 4 follows"),
+        ("--use-mup --mup-base-hidden-size 16 --optimizer muon", "--use-mup muon unit_rms_norm"),
+        (
+            "--use-mup --mup-base-hidden-size 16 --mup-base-head-dim 4 --softmax-scale 1",
+            "--mup-base-head-dim 4 --softmax-scale",
+        ),
+    ],
+)
+def test_mup_says_what_it_leaves_alone(base: dict[str, str], flags: str, words: str) -> None:
+    (note,) = parse(command_line(base, flags), 1).notes
+    position = 0
+    for word in words.split():
+        found = note.find(word, position)
+        assert found >= 0, f"no {word!r} in its place in: {note}"
+        position = found + len(word)
+
+
+@pytest.mark.parametrize("mode", ["distributed", "blockwise"])
+def test_muon_has_slices_only_where_ranks_share_a_matrix(base: dict[str, str], mode: str) -> None:
+    flags = f"--optimizer muon --muon-tp-mode {mode}"
+    shared = parse(command_line(base, f"{flags} --tensor-model-parallel-size 2"), 2)
+    assert (shared.notes, shared.optimizer.muon.muon_tp_mode) == ((), mode)
+    (note,) = parse(command_line(base, flags), 1).notes
+    assert note.startswith(f"--muon-tp-mode {mode} changes nothing")
+    assert "--tensor-model-parallel-size 1" in note
 
 
 def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:

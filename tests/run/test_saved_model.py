@@ -52,6 +52,9 @@ OPTIONS = [
     "--untie-embeddings-and-output-weights",
     "--attention-dropout 0 --hidden-dropout 0.25",
     "--init-method-std 0.01 --label-smoothing 0.1 --z-loss-coeff 1e-4 --logit-softcap 30",
+    "--use-mup --mup-base-hidden-size 8 --mup-base-head-dim 2 --mup-attn-scale-power 0.75 "
+    "--mup-output-mult 0.5",
+    "--embedding-init-method-std 0.5",
     "--max-position-embeddings 32",
     "--window-size 4,0 --window-attn-skip-freq 2 --attn-logit-softcapping 50",
     "--position-embedding-type rope --rotary-seq-len-interpolation-factor 8 --no-rope-freq [0,1]",

@@ -39,9 +39,7 @@ MISSING = {
         "other layers",
         "weights converted at the start",
     },
-    "ZB fork gpt3-8-experts": {
-        "kernels of GPUs in one order",
-    },
+    "ZB fork gpt3-8-experts": set(),
 }
 """What the flags of each list are refused for. A feature that is built leaves all of them.
 

@@ -13,6 +13,7 @@ from megatron.checkpoint.foreign.layouts import ForeignError, Halves, Heads, Sam
 from megatron.checkpoint.foreign.same_models import OF_TRAINING, same_layers
 from megatron.flags.tree import values_of
 from megatron.layers.patterns import LayerPattern
+from megatron.model.maximal_update import in_usual_terms
 from megatron.model.ownership import (
     FINAL_NORM,
     LAYERS,
@@ -101,6 +102,7 @@ class Family:
         Raises:
             ForeignError: the family has no such models; the message names the fields that differ.
         """
+        model = in_usual_terms(model)
         try:
             written = self.write(model)
             again = self.model_of(Fields(written, self.name), model.seq_length)

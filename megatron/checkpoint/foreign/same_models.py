@@ -10,6 +10,8 @@ OF_TRAINING: Final = (
     "attention_dropout",
     "hidden_dropout",
     "init_method_std",
+    "embedding_init_method_std",
+    "output_layer_init_method_std",
     "label_smoothing",
     "z_loss_coeff",
     "mtp_loss_scaling_factor",

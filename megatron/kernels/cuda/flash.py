@@ -147,7 +147,9 @@ def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:
         major, _ = torch.cuda.get_device_capability(device)
         if major in _CAPABILITIES[version]:
             has_cudnn = (torch.backends.cudnn.version() or 0) >= _LEAST_CUDNN
-            slower = version == 2 and major >= _CUDNN_FROM and has_cudnn
+            # PyTorch leaves cuDNN's attention alone if gradients must be summed in one order.
+            takes_cudnn = has_cudnn and not torch.are_deterministic_algorithms_enabled()
+            slower = version == 2 and major >= _CUDNN_FROM and takes_cudnn
             found.append(FlashAttention(version, module, prefers_cudnn=slower))
     if found:
         names = " and ".join(str(each.version) for each in found)

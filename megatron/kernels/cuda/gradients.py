@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.cuda import operators
+from megatron.kernels.rows import local_rows
 from megatron.kernels.softmax import LossOptions, Merged, ShardState, statistics_dtype
 from megatron.parallel.lanes import keep_until_used
 
@@ -146,18 +147,39 @@ def subtract_targets(
     gradient_vh: Tensor, state: CudaState, weight_n: Tensor, options: LossOptions
 ) -> None:
     """Subtract the targets' part from the weight gradient, and label smoothing's without a cap."""
-    operators.subtract_targets_(
-        gradient_vh,
-        state.x_nh,
-        weight_n,
-        state.targets_n,
-        state.statistics_4n[2],
-        state.first_row,
-        1 - options.label_smoothing,
-        options.logit_softcap,
-    )
+    if torch.are_deterministic_algorithms_enabled():
+        _subtract_in_order(gradient_vh, state, weight_n, options)
+    else:
+        operators.subtract_targets_(
+            gradient_vh,
+            state.x_nh,
+            weight_n,
+            state.targets_n,
+            state.statistics_4n[2],
+            state.first_row,
+            1 - options.label_smoothing,
+            options.logit_softcap,
+        )
     if options.spread and not options.logit_softcap:
         gradient_vh -= options.spread * (weight_n.unsqueeze(1) * state.x_nh).sum(0)
+
+
+def _subtract_in_order(
+    gradient_vh: Tensor, state: CudaState, weight_n: Tensor, options: LossOptions
+) -> None:
+    """Subtract the targets' part, of tokens with the same target in the order of their places.
+
+    The Triton program subtracts by atomic additions, whose order is that in which thread blocks
+    end. PyTorch sorts the rows first if deterministic algorithms are on. The products [n, h] in
+    fp32 are the price.
+    """
+    row_n, owned_n = local_rows(state.targets_n, state.first_row, len(gradient_vh))
+    pull_n = weight_n * (1 - options.label_smoothing)
+    if cap := options.logit_softcap:
+        pull_n = pull_n * (1 - (state.statistics_4n[2] / cap) ** 2)  # the slope of the capping
+    pull_n = torch.where(owned_n, pull_n, 0)
+    pulled_nh = (state.x_nh * pull_n.unsqueeze(1)).to(gradient_vh.dtype)
+    gradient_vh.index_add_(0, row_n, pulled_nh, alpha=-1)
 
 
 def _form_of(options: LossOptions) -> tuple[float, float, float, float]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from megatron.flags.groups import Flags, declarations
 from megatron.flags.rules import notes_in
-from megatron.parallel.settings import BlockSettings
+from megatron.parallel.settings import BlockSettings, DeviceSettings
 from megatron.run.log import LogSettings
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings
@@ -46,6 +46,7 @@ _FREE: Final = "ranks on CPUs plan with free communication, until its time is me
 
 
 _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
+    DeviceSettings: {"deterministic_mode": "runs on CPUs are the same to the last bit"},
     PrecisionSettings: {"fp32_matmul_precision": "CPUs multiply fp32 as it is"},
     BlockSettings: {
         "nccl_max_ctas_p2p": _GLOO,

@@ -176,8 +176,20 @@ def _experts(flags: Flags) -> Iterator[str]:
     if flags[OptimizerSettings].optimizer == "muon" and has_experts and is_spread and tensor > 1:
         yield (
             f"--optimizer muon with --expert-tensor-parallel-size {tensor} and "
-            f"--expert-model-parallel-size {size}: Muon needs whole matrices, and gathers those of "
-            "experts only where they are with their layer; take --expert-tensor-parallel-size 1"
+            f"--expert-model-parallel-size {size}: Muon needs whole matrices, and updates those of "
+            "experts that ranks share only where all experts are with their layer; take "
+            "--expert-tensor-parallel-size 1"
+        )
+
+
+@notes
+def _muon_without_shared_matrices(flags: Flags) -> Iterator[str]:
+    mode = flags[MuonSettings].muon_tp_mode
+    is_muon = flags[OptimizerSettings].optimizer == "muon"
+    if is_muon and mode != "duplicated" and flags[TensorRankSettings].size == 1:
+        yield (
+            f"--muon-tp-mode {mode} changes nothing at --tensor-model-parallel-size 1: every rank "
+            "has whole matrices"
         )
 
 
@@ -186,7 +198,7 @@ def _predicted_without_products(flags: Flags) -> Iterator[str]:
     if flags[DryRunSettings].dry_run and flags[OptimizerSettings].optimizer == "muon":
         yield (
             "--optimizer muon changes nothing in the time of a dry run but the bytes that a step "
-            "moves: its products are not counted"
+            "moves: its products, and what tensor-parallel ranks exchange for them, are not counted"
         )
 
 

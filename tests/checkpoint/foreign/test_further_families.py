@@ -18,6 +18,7 @@ from megatron.checkpoint.foreign.families import FAMILIES, family_for, family_of
 from megatron.checkpoint.foreign.fields import Fields
 from megatron.checkpoint.foreign.layouts import ForeignError
 from megatron.commands.convert_checkpoint import main
+from megatron.model.settings import ModelSettings
 from tools.conversions_table import random_model, run_logits, some_tokens, their_logits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of transformers are none of ours
@@ -186,3 +187,26 @@ def test_refused_by_name(family: str, fields: dict[str, Any], words: str) -> Non
     config = Fields(values | fields, "config.json")
     with pytest.raises(ForeignError, match=words):
         family_of(config).model_of(config, 20)
+
+
+def test_a_model_of_the_maximal_update_parametrisation_is_written_by_its_factors() -> None:
+    """Granite has a factor of the logits and one of the scores; Llama has neither."""
+    model = ModelSettings.of(
+        num_layers=2,
+        hidden_size=64,
+        ffn_hidden_size=96,
+        num_attention_heads=4,
+        seq_length=16,
+        vocab_size=64,
+        normalization="RMSNorm",
+        activation="swiglu",
+        position_embedding_type="rope",
+        add_bias_linear=False,
+        use_mup=True,
+        mup_base_hidden_size=16,
+        mup_base_head_dim=4.0,
+    )
+    written = FAMILIES["granite"].config_of(model)
+    assert (written["logits_scaling"], written["attention_multiplier"]) == (4.0, 2 / 16)
+    with pytest.raises(ForeignError, match=r"softmax_scale|logit_multiplier"):
+        FAMILIES["llama"].config_of(model)
