@@ -36,6 +36,7 @@ GPT = replace(
     mtp_loss_scaling_factor=0.3,
 )
 UNTIED = replace(GPT, tie_embeddings=False)
+UNTIED_ONE = replace(UNTIED, mtp_num_layers=1)
 TIED = replace(LLAMA, tie_embeddings=True)
 
 
@@ -61,6 +62,37 @@ QUICK = [
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, 2),
     (Layout(2, "vocab-2", slices=3), GPT, 2),
+]
+
+EARLIER = [
+    (Layout(3, "vocab-2", stages="Ett|ttm|L"), UNTIED_ONE, 2),
+    (Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True, stages="Ett|t|tmm|L"), GPT, 1),
+    (Layout(3, "none", stages="Ett|ttmm|L"), GPT, 2),
+    (Layout(2, "vocab-1", "interleaved", stages="Ett|tt|m|L"), LLAMA, 1),
+]
+"""Further tokens on a stage before the last one, alone or behind layers."""
+
+MORE_EARLIER = [
+    (Layout(4, "vocab-2", stages="Ett|tt|mm|L"), GPT, 1),
+    (Layout(4, "none", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(4, "none", "zb-h1", stages="Ettt|t|m|L"), LLAMA, 1),
+    (Layout(2, "none", "v-half", tensor=2, sequence=True, stages="Ett|t|tmm|L"), GPT, 1),
+    (Layout(2, "none", "interleaved", stages="Ett|tt|mm|L"), UNTIED, 1),
+    (Layout(2, "none", "interleaved", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(2, "interlaced", "interleaved", tensor=2, stages="Ett|ttm||L"), LLAMA, 1),
+    (Layout(4, "naive", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(3, "vocab-1", slices=3, stages="Ett|ttmm|L"), GPT, 1),
+    (Layout(2, "none", "interleaved", slices=3, context=2, stages="Ett|t|tmm|L"), UNTIED, 1),
+    (
+        Layout(2, "vocab-2", "zb-v", replicas=2, sharded=True, stages="Ett|tt|m|L"),
+        TIED,
+        1,
+    ),
+    (Layout(2, "none", "interleaved", replicas=2, sharded=True, stages="Et|tt|tm|L"), TIED, 1),
+    (Layout(3, "vocab-2", recomputation=ALL, stages="Ett|ttmm|L"), GPT, 1),
+    (Layout(3, "vocab-2", recomputation=ALL, recompute_ahead=1, stages="Ett|ttm|L"), TIED, 1),
+    (Layout(2, "vocab-2", "interleaved", offloaded=1, stages="Ett|tt|mm|L"), GPT, 1),
+    (Layout(2, "vocab-1", "interleaved", stages="Ettttm|||L"), TIED, 1),
 ]
 
 MORE = [
@@ -163,7 +195,8 @@ def name_of(value: object) -> str:
     ("layout", "options", "samples", "iterations"),
     [
         *((*case, QUICK_ITERATIONS) for case in QUICK),
-        *(full(*case, QUICK_ITERATIONS) for case in MORE),
+        *((*case, QUICK_ITERATIONS) for case in EARLIER),
+        *(full(*case, QUICK_ITERATIONS) for case in [*MORE, *MORE_EARLIER]),
         *(pytest.param(*case, 10, marks=pytest.mark.full) for case in COVER),
     ],
     ids=name_of,
