@@ -37,7 +37,9 @@ def head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
     further = ""
     if plan.ahead_stage is not None:
         (rank, chunk), depths = plan.stages[plan.ahead_stage], config.model.further.mtp_num_layers
-        further = f", and behind those of {rank}.{chunk} {counted(depths, 'layer')} of further tokens"
+        further = (
+            f", and behind those of {rank}.{chunk} {counted(depths, 'layer')} of further tokens"
+        )
     return (
         f"{job(first.config, gpu)}\n"
         f"schedule {config.parallel.pipeline_schedule}{_taken(config, first)}\n"
