@@ -9,6 +9,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.command_line import parse
 from megatron.run.pipeline_layout import parse_layout
 from megatron.run.run_config import RunConfig
+from megatron.schedules.plan import Plan
 
 BASE = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
@@ -139,6 +140,25 @@ def test_the_plan_has_these_stages(flags: str, schedule: str, chunks: int) -> No
     made = make_run_plan(config)
     assert made.plan.chunks == chunks
     assert made.layers == parse_layout(flags.split()[0]).layers
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+@pytest.mark.parametrize(
+    ("text", "stage", "place"),
+    [
+        ("Et*8|t*8|m*2|L", 2, (2, 0)),
+        ("Et*8|t*4|t*4m*2|L", 2, (2, 0)),
+        ("Et*8|t*4|t*4|m*2L", 3, (3, 0)),
+        ("Et*4|(t*2|)*4t*4|m*2|L", 6, (2, 1)),
+    ],
+)
+def test_further_tokens_are_predicted_on_the_stage_with_m(
+    text: str, stage: int, place: tuple[int, int], treatment: str
+) -> None:
+    flags = "--mtp-num-layers 2 --position-embedding-type rope --vocab-parallel"
+    plan = make_run_plan(run(f"--pipeline-model-parallel-layout {text} {flags} {treatment}")).plan
+    assert (plan.ahead_stage, plan.stages[stage]) == (stage, place)
+    assert Plan.from_text(plan.to_text()) == plan
 
 
 def test_auto_compares_the_schedules_with_these_stages() -> None:

@@ -12,6 +12,7 @@ from megatron.model.distribution import LayerDistribution
 from megatron.model.settings import ModelSettings
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import TensorRankSettings
+from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import Begin, Collective, PassCount, RankCount
@@ -135,8 +136,9 @@ def test_further_tokens_may_be_predicted_before_the_last_stage() -> None:
     layers = last[3].parameters.all - third[3].parameters.all
     assert third[2].parameters.all - last[2].parameters.all == layers > 0
     # its output, [3 b, u, h], goes on to the last stage, and the gradient comes back as wide
+    messages: list[tuple[int, tuple[CommKind, int]]] = [(2, ("X", 2)), (3, ("G", 3))]
     for counts, width in ((last, 1), (third, 3)):
-        for key, sender in ((("X", 2), 2), (("G", 3), 3)):
+        for sender, key in messages:
             assert [own.bytes for own in collectives(counts[sender].begun[key])] == [width * X]
         assert [own.bytes for own in collectives(counts[1].begun["X", 1])] == [X]
 
