@@ -27,6 +27,8 @@ class LayerDistribution:
         loss_counts: the output layer counts as a layer of the last stage, for ``even``.
         counts: layers of every stage, for ``explicit``.
         written: the flag, with its value, that gave ``counts``; empty: --layer-distribution.
+        further_stage: stage with the layers that predict further tokens, if ``written`` names it;
+            ``None``: the last stage.
     """
 
     kind: DistributionKind = "even"
@@ -36,6 +38,7 @@ class LayerDistribution:
     loss_counts: bool = False
     counts: tuple[int, ...] = ()
     written: str = ""
+    further_stage: int | None = None
 
     @property
     def needs_times(self) -> bool:
@@ -65,7 +68,10 @@ def distribute(distribution: LayerDistribution, num_layers: int, stages: int) ->
 
 
 def check_no_rank_is_empty(
-    distribution: LayerDistribution, stages: Sequence[tuple[int, int]], layers: Sequence[int]
+    distribution: LayerDistribution,
+    stages: Sequence[tuple[int, int]],
+    layers: Sequence[int],
+    further_stage: int | None = None,
 ) -> None:
     """Refuse a distribution that leaves a rank nothing to train.
 
@@ -75,12 +81,14 @@ def check_no_rank_is_empty(
         distribution: the distribution from which ``layers`` was made.
         stages: (rank, chunk) of every stage, in the order in which the data flows.
         layers: layers of every stage.
+        further_stage: stage with the layers that predict further tokens; ``None``: there are none.
 
     Raises:
         ValueError: a rank has nothing to train; the message names the flags, the ranks and the ways
             out.
     """
-    busy = {stages[0][0], stages[-1][0]}
+    further = () if further_stage is None else (stages[further_stage],)
+    busy = {rank for rank, _ in (stages[0], stages[-1], *further)}
     busy |= {rank for (rank, _), count in zip(stages, layers, strict=True) if count}
     empty = sorted({rank for rank, _ in stages} - busy)
     if empty:

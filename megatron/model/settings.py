@@ -111,7 +111,8 @@ class FurtherTokensSettings:
     # fmt: off
     mtp_num_layers: int = flag(0,
         "Further tokens that every position predicts (multi-token prediction of DeepSeek-V3). "
-        "Each adds a transformer layer to the last stage. 0: only the next token is predicted.",
+        "Each adds a transformer layer to the last stage, or to the stage with m of "
+        "--pipeline-model-parallel-layout. 0: only the next token is predicted.",
         Range(0, 1000))
     mtp_loss_scaling_factor: float = flag(0.1,
         "Weight in the loss of the mean loss of the further tokens of --mtp-num-layers.",
@@ -168,11 +169,6 @@ class ModelSettings(ShapeSettings):
             if quiet and self.replaced(**{own.name: None}) == self:
                 del found[own.option]
         return found
-
-    @property
-    def embeds_at_both_ends(self) -> bool:
-        """Whether the last stage needs the embedding's matrix too."""
-        return self.vocabulary.tie_embeddings or self.further.mtp_num_layers > 0
 
     @property
     def score_scale(self) -> float | None:

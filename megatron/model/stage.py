@@ -1,9 +1,10 @@
 """The parts of the model that one pipeline rank owns, and the forward of its stages.
 
 A rank owns one chunk of transformer layers for each of its stages. The first stage also owns the
-position table, the last stage the final norm and the layers of multi-token prediction. The
-vocabulary matrices are on the first and the last stage, shared by the stage's tensor-parallel
-ranks, or every rank of the replica holds a shard of them. The backward, the order of passes and
+position table, the last stage the final norm and the layers of multi-token prediction; a plan may
+place norm and prediction on an earlier stage, which has the model's last layer or follows it. The
+vocabulary matrices are on the stages that use them, shared by the stage's tensor-parallel ranks, or
+every rank of the replica holds a shard of them. The backward, the order of passes and
 communication belong to the runtime, which runs these parts as passes.
 """
 
@@ -66,8 +67,8 @@ class RankModel(nn.Module):
         stream_dtype: of the residual stream.
         recomputation: runs the layers of a chunk.
         input_layer: word embeddings, on the first stage or on every rank.
-        ahead_layer: word embeddings of the following tokens for multi-token prediction, on the last
-            stage or on every rank. If the rank has an input layer, both are the same layer.
+        ahead_layer: word embeddings of the following tokens, on the stage of multi-token prediction
+            or on every rank. If the rank has an input layer, both are the same layer.
         output_layer: on the last stage or on every rank.
         eight_bits: the layers that multiply in 8 bits, if there are any.
     """
@@ -110,7 +111,7 @@ class RankModel(nn.Module):
                     dtype=site.dtype,
                     device=site.device,
                 )
-        if placement.last_chunk is not None:
+        if placement.norm_chunk is not None:
             self.final_norm = norm.build(h, site, of_stream=True)
             if config.further.mtp_num_layers:
                 self.mtp = MultiTokenPrediction(config, site)
@@ -164,13 +165,14 @@ class RankModel(nn.Module):
         return OutputLayer(shard, weight, options, self.kernels, recompute)
 
     def _make_ahead_layer(self) -> InputLayer | None:
-        config, output_layer = self.config, self.output_layer
-        if not config.further.mtp_num_layers or output_layer is None:
+        shard, output_layer = self.placement.ahead_shard, self.output_layer
+        if shard is None:
             return None
         if self.input_layer is not None:
             return self.input_layer
-        weight = output_layer.weight if config.vocabulary.tie_embeddings else None
-        return self._make_input_layer(output_layer.shard, weight)
+        if self.config.vocabulary.tie_embeddings and output_layer is not None:
+            return self._make_input_layer(shard, output_layer.weight)
+        return self._make_input_layer(shard)
 
     @property
     def mtp_num_layers(self) -> int:
@@ -186,18 +188,19 @@ class RankModel(nn.Module):
     def embedding_copy(self) -> InputLayer | OutputLayer | None:
         """This rank's layer with a copy of the embedding matrix of another rank, if it has one.
 
-        The gradients of both copies must be summed, and this copy does not count in the norm.
+        The gradients of all copies must be summed, and this copy does not count in the norm.
         """
-        if self.input_layer is not None or not self.config.embeds_at_both_ends:
+        if self.input_layer is not None:
             return None
-        return self.output_layer if self.config.vocabulary.tie_embeddings else self.ahead_layer
+        tied = self.output_layer if self.config.vocabulary.tie_embeddings else None
+        return tied or self.ahead_layer
 
     def forward(self, chunk: int, x_bsh: Tensor, forward_pass: ForwardPass = PLAIN_PASS) -> Tensor:
         """Run one stage: from the embedding or the previous stage's output to its own output.
 
-        Input and output have the tokens of this rank. With multi-token prediction the last stage's
-        output has b more samples for every depth. Dropout is seeded by layer and microbatch, so
-        that it does not depend on the placement.
+        Input and output have the tokens of this rank. With multi-token prediction the output of the
+        stage that predicts, and of the stages after it, has b more samples for every depth. Dropout
+        is seeded by layer and microbatch, so that it does not depend on the placement.
 
         Args:
             chunk: chunk of this rank.
@@ -218,7 +221,7 @@ class RankModel(nn.Module):
         layers = list(self._numbered_layers(chunk))
         x_bsh = self.recomputation.run(layers, run, x_bsh, forward_pass.left_out)
         x_bsh = self._borders.end(x_bsh)
-        if chunk == self.placement.last_chunk:
+        if chunk == self.placement.norm_chunk:
             assert self.final_norm is not None
             x_bsh = self.final_norm(x_bsh)
             if forward_pass.ahead_bwh is not None:

@@ -72,13 +72,13 @@ class Communicators:
 
 @lru_cache(maxsize=256)
 def communicators(
-    grid: Grid, ends: tuple[int, int], links: tuple[Link, ...], limits: BlockSettings
+    grid: Grid, ends: tuple[int, ...], links: tuple[Link, ...], limits: BlockSettings
 ) -> tuple[Communicators, ...]:
     """Return the communicators of a rank at every pipeline rank; all ranks there have the same.
 
     Args:
         grid: all ranks of the job.
-        ends: pipeline ranks of the first and the last stage, as for ``make_groups``.
+        ends: pipeline ranks with copies of the embedding, as for ``make_groups``.
         links: links between stages; each has a communicator of its own.
         limits: most thread blocks of the communicators.
     """

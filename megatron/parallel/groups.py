@@ -94,8 +94,9 @@ class Groups:
             vocabulary shards. They communicate by rows and columns (``two_level``).
         row: the ranks of ``tensor``, for the vocabulary's collectives within a stage's ranks.
         column: the pipeline, for the vocabulary's collectives between its ranks.
-        ends: the ranks of the first and the last stage if they hold copies of tied weights, for
-            the sums of their gradients; this rank alone if it holds no copy.
+        ends: the ranks of the stages that hold copies of the embedding, for the sums of their
+            gradients: the first stage and the last one, and perhaps one between that looks ahead;
+            this rank alone if it holds no copy.
         world_hosts: the whole job, for messages between hosts: on CPUs whatever the device.
         pipeline_hosts: the pipeline, for hosts to exchange the sums of the optimizer's step.
         links: the links of this rank that have a group of their own, which is both ends of the
@@ -155,7 +156,7 @@ def make_groups(
     grid: Grid,
     device: torch.device,
     timeout: timedelta,
-    ends: tuple[int, int] | None = None,
+    ends: tuple[int, ...] | None = None,
     links: Sequence[Link] = (),
     limits: BlockSettings | None = None,
 ) -> Groups:
@@ -165,8 +166,8 @@ def make_groups(
         grid: all ranks of the job.
         device: device on which this rank computes.
         timeout: how long a collective may wait; ``world`` keeps the timeout of the initialisation.
-        ends: pipeline ranks of the first and the last stage, by default the first and the last
-            rank; the same rank twice if no weights have two copies.
+        ends: pipeline ranks with copies of the embedding, by default the first and the last rank;
+            a single rank if no weights have copies.
         links: links that get a group of their own, in the order in which these are made; by default
             all links share one group.
         limits: most thread blocks of NCCL's communicators, which are then made at once, on
@@ -224,7 +225,7 @@ def connect_grid(
     grid: Grid,
     rank: int,
     device: torch.device,
-    ends: tuple[int, int],
+    ends: tuple[int, ...],
     connect: Connect,
     links: Sequence[Link] = (),
 ) -> Groups:

@@ -7,7 +7,7 @@ from megatron.model.ownership import WORD_EMBEDDINGS
 from megatron.optimizer.host_link import chosen_for_host
 from megatron.planning.run_buckets import RankBuckets
 from megatron.run.run_config import RunConfig
-from megatron.runtime.communicator import ends_with_copies
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount
 
@@ -51,15 +51,15 @@ def host_shares(
 
     Args:
         config: the run.
-        plan: tells whether two stages have copies of the embedding.
+        plan: tells whether several stages have copies of the embedding.
         counts: of the ranks, with their parameters.
         buckets: of the ranks; only a sharded optimizer needs them.
     """
     states, copied = config.train.host_states, frozenset[str]()
     if states is None:
         return [HostShares(*[HostShare(own.parameters.all)] * 2) for own in counts]
-    first, last = ends_with_copies(plan, config.model.embeds_at_both_ends)
-    if first != last:
+    holders = ranks_with_copies(plan, tied=config.model.vocabulary.tie_embeddings)
+    if len(holders) > 1:
         copied = frozenset((WORD_EMBEDDINGS,))
 
     fraction = states.optimizer_offload_fraction

@@ -34,8 +34,12 @@ def head(config: RunConfig, first: Candidate, gpu: Gpu) -> str:
     layers = " ".join(
         f"{rank}.{chunk}:{count}" for (rank, chunk), count in zip(plan.stages, counts, strict=True)
     )
-    depths = config.model.further.mtp_num_layers
-    further = f", and behind them {counted(depths, 'layer')} of further tokens" if depths else ""
+    further = ""
+    if plan.ahead_stage is not None:
+        (rank, chunk), depths = plan.stages[plan.ahead_stage], config.model.further.mtp_num_layers
+        further = (
+            f", and behind those of {rank}.{chunk} {counted(depths, 'layer')} of further tokens"
+        )
     return (
         f"{job(first.config, gpu)}\n"
         f"schedule {config.parallel.pipeline_schedule}{_taken(config, first)}\n"

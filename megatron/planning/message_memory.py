@@ -11,6 +11,7 @@ about whether a plan fits.
 
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import Program, Start
+from megatron.schedules.needs import STAGE_KINDS, Comm
 
 
 def kept_messages(config: RunConfig, program: Program) -> list[float]:
@@ -27,11 +28,19 @@ def kept_messages(config: RunConfig, program: Program) -> list[float]:
     if parallel.tensor.sequence_parallel:
         parts *= parallel.tensor.size
     tokens = train.micro_batch_size * model.seq_length
-    size = 4 if train.wide_stream else train.dtype.itemsize
-    of_microbatch = tokens * model.hidden_size * size / parts
+    narrow, wide = train.dtype.itemsize, 4 if train.wide_stream else train.dtype.itemsize
+    of_byte, plan = tokens * model.hidden_size / parts / program.plan.slices, program.plan
+
+    def size(comm: Comm) -> float:
+        if plan.hands_on_predictions(comm.stage - (comm.kind == "G")):
+            return of_byte * narrow * (1 + model.further.mtp_num_layers)
+        return of_byte * wide
+
     return [
-        of_microbatch
-        * sum(isinstance(step, Start) and step.comm.kind in ("X", "G") for step in row)
-        / program.plan.slices
+        sum(
+            size(step.comm)
+            for step in row
+            if isinstance(step, Start) and step.comm.kind in STAGE_KINDS
+        )
         for row in program.rows
     ]

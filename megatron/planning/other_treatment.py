@@ -103,7 +103,7 @@ def _unpredictable(config: RunConfig, plan: Plan) -> str | None:
         (plan.ranks == 1, "one pipeline rank has all of the vocabulary in any case"),
         (plan.slices > 1, "passes of slices have been measured, not those of microbatches"),
         (bool(plan.offloaded), "copies to the host have no measured time"),
-        (plan.looks_ahead, "further predicted tokens use the output layer too"),
+        (plan.ahead_stage is not None, "further predicted tokens use the output layer too"),
         (config.parallel.planning.schedule_file is not None, "the plan comes from a file"),
         (
             plan.microbatches != config.train.num_microbatches,

@@ -49,7 +49,7 @@ class RunPlan:
         """
         plan = replace(
             plan,
-            looks_ahead=config.model.further.mtp_num_layers > 0,
+            ahead_stage=config.ahead_stage(len(plan.stages)),
             offloaded=min(config.parallel.offload.chunks, plan.chunks),
         )
         return cls(plan, layers, request.costs, request.schedule, config.taken)

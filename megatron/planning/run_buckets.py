@@ -31,6 +31,7 @@ from megatron.planning.planned_run import RunPlan
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.runtime.buckets import described, gathered_size, make_buckets
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.buckets import Bucket
 from megatron.schedules.plan import Plan
 
@@ -94,7 +95,7 @@ class _Asked:
         limit: size of a bucket; ``None``: by ``number``, or as usual.
         number: number of buckets; ``None``: by ``limit``.
         keeps_whole: tells which parameters the optimizer needs whole.
-        ends: ranks of the first and of the last stage.
+        holders: ranks with copies of the embedding.
         plan: tells which passes there are.
         placement: the parts of the model on the rank.
     """
@@ -109,7 +110,7 @@ class _Asked:
     limit: int | None
     number: int | None
     keeps_whole: KeepsWhole
-    ends: tuple[int, int]
+    holders: tuple[int, ...]
     plan: Plan = field(compare=False)
     placement: Placement = field(compare=False)
 
@@ -132,7 +133,7 @@ def run_buckets(config: RunConfig, run_plan: RunPlan) -> list[RankBuckets]:
             replicas.ddp_bucket_size,
             replicas.ddp_num_buckets,
             whole,
-            (plan.stages[0][0], plan.stages[-1][0]),
+            ranks_with_copies(plan, tied=config.model.vocabulary.tie_embeddings),
             plan,
             placement,
         )

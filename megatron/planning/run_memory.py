@@ -20,7 +20,8 @@ from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.run.run_config import RunConfig
-from megatron.runtime.communicator import ends_with_copies, links_of
+from megatron.runtime.communicator import links_of
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.runtime.host_rooms import pinned
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.simulator.costs.count import Parameters, RankCount
@@ -98,7 +99,7 @@ def run_memory(
     workspaces = 0.0 if gpu is None else gpu.workspaces
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     parallel = config.parallel
-    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    ends = ranks_with_copies(plan, tied=config.model.vocabulary.tie_embeddings)
     made = communicators(parallel.grid, ends, links_of(plan), parallel.nccl_blocks)
     shares, memories = host_shares(config, plan, counts, buckets), []
     for rank, count in enumerate(counts):

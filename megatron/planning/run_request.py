@@ -49,7 +49,7 @@ def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     else:
         layers = distribute(spread, config.model.num_layers, len(one.stages))
     if not one.treatment.is_sharded:
-        check_no_rank_is_empty(spread, one.stages, layers)
+        check_no_rank_is_empty(spread, one.stages, layers, one.ahead_stage)
     if costs is None:
         costs = planned_costs(config, one, layers) if measured is None else measured.costs(layers)
     return replace(request, costs=costs), layers
@@ -67,7 +67,7 @@ def _one_microbatch(config: RunConfig, request: Request) -> Plan:
     """
     check_stages(config, request)  # first, because a plan of many stages takes long to make
     one = one_microbatch_of(request) if request.file is None else plan_of_one(plan_for(request))
-    return replace(one, looks_ahead=config.model.further.mtp_num_layers > 0)
+    return replace(one, ahead_stage=config.ahead_stage(len(one.stages)))
 
 
 def check_stages(config: RunConfig, request: Request) -> None:

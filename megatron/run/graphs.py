@@ -71,7 +71,7 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     if documents.reset_position_ids or documents.reset_attention_mask:
         yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
     if flags[FurtherTokensSettings].mtp_num_layers:
-        yield "--mtp-num-layers makes the last stage read further embeddings"
+        yield "--mtp-num-layers makes another stage read further embeddings"
     if flags[EightBitSettings].fp8_format is not None:
         yield "--fp8-format makes the host choose scales in every pass"
     if flags[SliceSettings].num_seq_splits > 1:

@@ -7,7 +7,7 @@ are in the order in which the data flows, so two chunks of a rank do not stand s
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from megatron.flags.declare import cut
 from megatron.schedules.catalogue import TRAITS
@@ -20,11 +20,22 @@ _GROUP: Final = re.compile(r"\(([^()]*)\)\*(\d+)")
 _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d+)")
 
 
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Read a layout whose first stage has the embedding and whose last stage has the loss.
+class PipelineLayout(NamedTuple):
+    """The layers of a pipeline's stages.
 
-    Returns:
-        Transformer layers of every stage; a stage may have none.
+    Attributes:
+        layers: transformer layers of every stage; a stage may have none.
+        further: number of further tokens that are predicted, each by a layer of its own.
+        further_stage: the stage with these layers; ``None``: there are none.
+    """
+
+    layers: tuple[int, ...]
+    further: int = 0
+    further_stage: int | None = None
+
+
+def parse_layout(text: str) -> PipelineLayout:
+    """Read a layout whose first stage has the embedding and whose last stage has the loss.
 
     Raises:
         ValueError: the text is no layout, or has layers that do not exist here, or has layers in
@@ -45,26 +56,31 @@ def parse_layout(text: str) -> tuple[int, ...]:
             "loss, and nowhere else is one: write E once, at the very beginning, and L once, at "
             "the very end"
         )
-    if "m" in letters.removesuffix("L").rstrip("m"):
+    if "t" in letters.partition("m")[2]:
         raise ValueError(
-            f"{fault}further tokens are predicted from what the last layer knows: write m right "
-            "before L, in its stage"
+            f"{fault}further tokens are predicted from what the last layer knows: write m after "
+            "the last t, in the stage of that t or in a later one"
         )
-    return tuple(stage.count("t") for stage in letters.split("|"))
+    stages = letters.split("|")
+    predicting = [number for number, stage in enumerate(stages) if "m" in stage]
+    if len(predicting) > 1:
+        raise ValueError(
+            f"{fault}one stage predicts all further tokens, and m is in {len(predicting)} stages: "
+            "write them one behind the other, as in m*2"
+        )
+    return PipelineLayout(
+        tuple(stage.count("t") for stage in stages),
+        letters.count("m"),
+        predicting[0] if predicting else None,
+    )
 
 
-def predicted_tokens(text: str) -> int:
-    """Return the number of further tokens that a layout predicts; errors as in ``parse_layout``."""
-    parse_layout(text)
-    return _written_out(text.replace(",", "")).count("m")
-
-
-def readable_layout(text: str | None) -> tuple[int, ...]:
-    """Return ``parse_layout`` of a text; an empty tuple if there is no text, or it has a fault."""
+def readable_layout(text: str | None) -> PipelineLayout | None:
+    """Return ``parse_layout`` of a text; ``None`` if there is no text, or it has a fault."""
     try:
-        return () if text is None else parse_layout(text)
+        return None if text is None else parse_layout(text)
     except ValueError:
-        return ()
+        return None
 
 
 def layout_faults(
@@ -84,7 +100,7 @@ def layout_faults(
         A line on each mistake. The line begins with the flag and names the way out.
     """
     try:
-        layers = parse_layout(text)
+        layers, named, _ = parse_layout(text)
     except ValueError as error:
         yield str(error)
         return
@@ -94,7 +110,7 @@ def layout_faults(
             f"{LAYOUT_FLAG} {text} has {sum(layers)} transformer layers, and --num-layers is "
             f"{num_layers}: change one of them"
         )
-    if (named := predicted_tokens(text)) != depths:
+    if named != depths:
         yield (
             f"{LAYOUT_FLAG} {text} has m {named} times, and --mtp-num-layers is {depths}: change "
             "one of them"

@@ -87,6 +87,13 @@ class RunConfig:
             alternatives=tuple(own.on(gpu) for own in self.alternatives),
         )
 
+    def ahead_stage(self, stages: int) -> int | None:
+        """Return the stage that predicts further tokens, of ``stages``; ``None``: none does."""
+        if not self.model.further.mtp_num_layers:
+            return None
+        named = self.parallel.layers.further_stage
+        return stages - 1 if named is None else named
+
     def taking(self, own: "RunConfig") -> "RunConfig":
         """Return one of the run's alternatives, with the notes on both."""
         more = (note for note in own.notes if note not in self.notes)

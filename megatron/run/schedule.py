@@ -15,7 +15,7 @@ from megatron.model.settings import ShapeSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import set_to
-from megatron.run.pipeline_layout import readable_layout
+from megatron.run.pipeline_layout import PipelineLayout, readable_layout
 from megatron.run.treatment import AUTO_TREATMENT, DEFAULT_TREATMENT, TreatmentFlags
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAINABLE_SCHEDULES, TRAITS
 from megatron.schedules.settings import PlanSettings
@@ -91,8 +91,9 @@ class PipelineFlags:
         metavar="{even,remainder,cost,redis}|N,N,...")
     pipeline_model_parallel_layout: str | None = flag(None,
         "The stages in Megatron-Core's form, in the order in which the data flows, as in "
-        "'Et*2|(t*2|)*6t*2L'. E is the embedding, t a transformer layer, L the loss; | ends a "
-        "stage. More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
+        "'Et*2|(t*2|)*6t*2L'. E is the embedding, t a transformer layer, m a layer of "
+        "--mtp-num-layers, L the loss; | ends a stage. All m are in one stage, after the last t. "
+        "More stages than ranks imply interleaved.", unset="none", metavar="LAYOUT")
     enable_layer_redistribution: bool = flag(False,
         "Another name of --vocab-parallel redis, from the paper's code.")
     final_stage_num_layers: int | None = flag(None,
@@ -127,7 +128,7 @@ class Ask(NamedTuple):
 
 def schedule_of(flags: Flags) -> str:
     """Return the schedule that the flags ask for."""
-    whole = len(layout_of(flags)) <= flags[PipelineRankSettings].size
+    whole = len(stages_of_layout(flags)) <= flags[PipelineRankSettings].size
     return _agreed(schedules_asked(flags), DEFAULT_SCHEDULE if whole else CHUNKED_SCHEDULES[0])
 
 
@@ -237,10 +238,12 @@ def chunks_of(flags: Flags) -> int | None:
     pipeline, ranks = flags[PipelineFlags], flags[PipelineRankSettings].size
     if (layers := pipeline.num_layers_per_virtual_pipeline_stage) is not None:
         chunks, rest = divmod(flags[ShapeSettings].num_layers, layers * ranks)
-    elif pipeline.num_virtual_stages_per_pipeline_rank is None and (layout := layout_of(flags)):
+    elif (given := pipeline.num_virtual_stages_per_pipeline_rank) is not None:
+        return given
+    elif layout := stages_of_layout(flags):
         chunks, rest = divmod(len(layout), ranks)
     else:
-        return pipeline.num_virtual_stages_per_pipeline_rank
+        return None
     return 0 if rest else chunks
 
 
@@ -253,9 +256,15 @@ def leaves_one_chunk(flags: Flags) -> bool:
     return not named and chunks_of(flags) == 1
 
 
-def layout_of(flags: Flags) -> tuple[int, ...]:
-    """Return the layers of a layout's stages; empty: no layout is given, or it has a fault."""
+def layout_of(flags: Flags) -> PipelineLayout | None:
+    """Return the given layout; ``None``: no layout is given, or it has a fault."""
     return readable_layout(flags[PipelineFlags].pipeline_model_parallel_layout)
+
+
+def stages_of_layout(flags: Flags) -> tuple[int, ...]:
+    """Return the layers of a layout's stages; empty: no layout is given, or it has a fault."""
+    layout = layout_of(flags)
+    return () if layout is None else layout.layers
 
 
 def given_flags(flags: object, *names: str) -> list[str]:

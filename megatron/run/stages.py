@@ -49,7 +49,9 @@ def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
         return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
     if layout := layout_of(flags):
         written = f"{LAYOUT_FLAG} {pipeline.pipeline_model_parallel_layout}"
-        return LayerDistribution("explicit", counts=layout, written=written)
+        return LayerDistribution(
+            "explicit", counts=layout.layers, written=written, further_stage=layout.further_stage
+        )
     if text == "remainder":
         return LayerDistribution("remainder")
     if text == "cost" or costs_decide(flags):
@@ -133,9 +135,9 @@ def _layout_note(flags: Flags) -> Iterator[str]:
     treatment = treatment_of(flags)
     if layout_of(flags) and TREATMENTS[treatment].is_sharded:
         yield (
-            f"{LAYOUT_FLAG} {flags[PipelineFlags].pipeline_model_parallel_layout} says where the "
-            f"transformer layers are and nothing else: {treatment} splits the embedding (E) and "
-            "the output layer with its loss (L) over all ranks"
+            f"{LAYOUT_FLAG} {flags[PipelineFlags].pipeline_model_parallel_layout} says where "
+            f"layers (t and m) are and nothing else: {treatment} splits the embedding (E) and the "
+            "output layer with its loss (L) over all ranks"
         )
 
 

@@ -6,8 +6,8 @@ Gradients that are complete after the same passes share buckets, as far as their
 (``optimizer.bucket``).
 
 All gradients of a bucket are summed over the same ranks, mostly over the replicas. Some gradients
-are first summed within a replica: over the tensor-parallel ranks, or over the two stages with
-copies of a tied matrix. The parameters of such gradients have buckets of their own.
+are first summed within a replica: over the tensor-parallel ranks, or over the stages with copies of
+the embedding's matrix. The parameters of such gradients have buckets of their own.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import row_length, share_a_bucket
 from megatron.optimizer.bucket_layouts import KeepsWhole
 from megatron.parallel.groups import ConnectedAxis
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.buckets import Bucket, Touch
 from megatron.schedules.passes import PassKind
 from megatron.schedules.plan import Plan
@@ -38,7 +39,7 @@ buckets hide no more communication (docs/benchmarks/2026-11-22-replicas)."""
 
 Summands = Literal["tensor", "ends"]
 """Ranks of one replica that have summands of the same gradients: ``tensor``, the tensor-parallel
-ranks of a stage, or ``ends``, the first and the last stage with copies of a tied matrix."""
+ranks of a stage, or ``ends``, the stages with copies of the embedding's matrix."""
 
 
 class _Alike(NamedTuple):
@@ -108,8 +109,8 @@ def summands(owned: OwnedParameter, model: RankModel, plan: Plan) -> tuple[Summa
 
     The result is the same for all parameters of a bucket.
     """
-    copied = model.config.embeds_at_both_ends and not plan.treatment.is_sharded
-    twin = copied and owned.name == WORD_EMBEDDINGS and plan.stages[0][0] != plan.stages[-1][0]
+    holders = ranks_with_copies(plan, tied=model.config.vocabulary.tie_embeddings)
+    twin = owned.name == WORD_EMBEDDINGS and len(holders) > 1
     found: list[Summands] = ["tensor"] if owned.is_partial else []
     return (*found, "ends") if twin else tuple(found)
 
@@ -224,8 +225,8 @@ def parts_of_chunks(model: RankModel) -> Iterator[tuple[nn.Module, int]]:
     for end, module in (
         (placement.first_chunk, model.embedding_norm),
         (placement.first_chunk, model.positions),
-        (placement.last_chunk, model.final_norm),
-        (placement.last_chunk, model.mtp),
+        (placement.norm_chunk, model.final_norm),
+        (placement.norm_chunk, model.mtp),
     ):
         if end is not None and module is not None:
             yield module, end
@@ -236,7 +237,7 @@ def _embeddings(model: RankModel) -> Iterator[tuple[InputLayer, int | None]]:
     if model.input_layer is not None:
         yield model.input_layer, model.placement.first_chunk
     if model.ahead_layer is not None:
-        yield model.ahead_layer, model.placement.last_chunk
+        yield model.ahead_layer, model.placement.norm_chunk
 
 
 def _chunk(chunk: int | None) -> int:

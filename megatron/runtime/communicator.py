@@ -4,8 +4,9 @@ Tensors to send come from the activation store, and received tensors go into it.
 collectives while passes run. ``start`` issues a communication and returns at once; ``finish``
 waits, and leaves the result in the store for the next pass.
 
-Between stages a tensor-parallel rank sends its own tokens, [b, u, h]. The vocabulary's collectives
-have two levels (``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
+Between stages a tensor-parallel rank sends its own tokens, [b, u, h]; behind the stage that
+predicts D further tokens, [(1 + D) b, u, h]. The vocabulary's collectives have two levels
+(``two_level``), and move all tokens, [n, h], in the order of the ranks' parts.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -68,20 +69,6 @@ def links_of(plan: Plan) -> tuple[Link, ...]:
     return in_rounds(link for link in links if link.sender != link.receiver)
 
 
-def ends_with_copies(plan: Plan, at_both_ends: bool) -> tuple[int, int]:
-    """Return the two pipeline ranks that hold copies of the embedding's matrix.
-
-    If there are no copies, the two are the same rank.
-
-    Args:
-        plan: tells which ranks hold the first and the last stage.
-        at_both_ends: whether both ends need the matrix. If so, and if the vocabulary is not split,
-            each end holds a copy.
-    """
-    first, last = plan.stages[0][0], plan.stages[-1][0]
-    return first, last if at_both_ends and not plan.treatment.is_sharded else first
-
-
 class Communicator:
     """Communications of one rank.
 
@@ -113,10 +100,11 @@ class Communicator:
         self._tensors = tensors
         wants_parts = tensors.sequence_parts > 1
         self._levels = TwoLevels(groups.row, groups.column, wants_parts=wants_parts)
-        # pipeline ranks of the first and the last stage
+        # pipeline ranks of the first and the last stage, and of the stage that looks ahead
         self._first = plan.stages[0][0]
         self._last_stage = len(plan.stages) - 1
         self._last = plan.stages[-1][0]
+        self._ahead = plan.readers[-1][0]
         self._collectives = self._make_collectives()
 
     def start(self, comm: Comm) -> Pending[object]:
@@ -148,9 +136,13 @@ class Communicator:
             name = "output" if forward else "input_gradient"
             tensor = self.passes.store.take(name, self._plan.unit(comm), comm.stage)
             return p2p.send(tensor, other, axis, tag)
-        shape = self._tensors.stage(self._plan.unit(comm))
-        buffer = self._buffer(shape, self._tensors.stream_dtype)
-        return p2p.receive(buffer, other, axis, tag)
+        before = comm.stage if forward else comm.stage - 1
+        shape, dtype = self._tensors.message(
+            self._plan.unit(comm),
+            self.passes.depths,
+            has_depths=self._plan.hands_on_predictions(before),
+        )
+        return p2p.receive(self._buffer(shape, dtype), other, axis, tag)
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._groups.device)
@@ -163,16 +155,16 @@ class Communicator:
 
     def _make_collectives(self) -> Mapping[CommKind, _Collective]:
         """Return the collective of each kind; barriers move their payloads one by one."""
-        parts, first, last, stage = self._parts(), self._first, self._last, self._tensors.stage
+        parts, first, ahead, stage = self._parts(), self._first, self._ahead, self._tensors.stage
         return {
-            "C0": self._broadcast("x", last, self._output_shape),
-            "CIF": self._at_both_ends(
+            "C0": self._broadcast("x", self._last, self._output_shape),
+            "CIF": self._at_both_readers(
                 self._reduction("partial_embedding", first, "input", stage),
-                self._reduction("partial_ahead", last, "ahead", self._ahead_shape),
+                self._reduction("partial_ahead", ahead, "ahead", self._ahead_shape),
             ),
-            "CIB": self._at_both_ends(
+            "CIB": self._at_both_readers(
                 self._broadcast("input_gradient", first, stage),
-                self._broadcast("ahead_gradient", last, self._ahead_shape),
+                self._broadcast("ahead_gradient", ahead, self._ahead_shape),
             ),
             **{barrier.kind: _chain(barrier, parts) for barrier in self._plan.treatment.barriers},
         }
@@ -186,17 +178,17 @@ class Communicator:
             "gradient": self._gradient(),
         }
 
-    def _at_both_ends(self, first: _Collective, last: _Collective) -> _Collective:
-        """Return a collective that runs ``first``, and for multi-token prediction also ``last``."""
+    def _at_both_readers(self, first: _Collective, ahead: _Collective) -> _Collective:
+        """Return a collective that runs ``first``; with multi-token prediction also ``ahead``."""
 
         def prepare(i: int) -> Callable[[], list[object]]:
-            ends = [first, last] if self.passes.depths else [first]
-            works = [end.prepare(i) for end in ends]
+            readers = [first, ahead] if self.passes.depths else [first]
+            works = [reader.prepare(i) for reader in readers]
             return lambda: [work() for work in works]
 
         def deliver(i: int, results: list[object]) -> None:
-            for end, result in zip((first, last), results, strict=False):
-                end.deliver(i, result)
+            for reader, result in zip((first, ahead), results, strict=False):
+                reader.deliver(i, result)
 
         return _Collective(prepare, deliver)
 

@@ -96,7 +96,7 @@ class PlaceholderPasses:
             self.store.put("keys", item.microbatch, None, item.chunk)
         sharded, is_last = self.plan.treatment.is_sharded, stage == self._last_stage
         inputs = [self.store.take("input", i, stage)] if stage > 0 or sharded else []
-        if is_last and sharded and self.depths:
+        if stage == self.plan.ahead_stage and sharded and self.depths:
             inputs.append(self.store.take("ahead", i))
         value = self.result(item, *inputs)
         self.store.put("graph", i, value, item.chunk)
@@ -105,7 +105,7 @@ class PlaceholderPasses:
         if not is_last:
             same_rank = self.plan.stages[stage + 1][0] == self.rank
             name = "input" if same_rank else "output"
-            self.store.put(name, i, self._between_stages(i, value), stage + same_rank)
+            self.store.put(name, i, self._between_stages(i, stage, value), stage + same_rank)
         elif sharded:
             self.store.put("x", i, self._output(i, value))
         else:
@@ -135,12 +135,13 @@ class PlaceholderPasses:
         if stage == self._last_stage and not sharded:
             self.store.take("state", i)
             self.store.take("merged", i)
-        elif stage == self._last_stage and self.depths:
+        if stage == self.plan.ahead_stage and sharded and self.depths:
             self.store.put("ahead_gradient", i, self._ahead(i, value))
         if stage > 0:
             same_rank = self.plan.stages[stage - 1][0] == self.rank
             name = "output_gradient" if same_rank else "input_gradient"
-            self.store.put(name, i, self._between_stages(i, value), stage - same_rank)
+            gradient = self._between_stages(i, stage - 1, value)
+            self.store.put(name, i, gradient, stage - same_rank)
         elif sharded:
             self.store.put("input_gradient", i, self._all_tokens(i, value))
 
@@ -183,8 +184,11 @@ class PlaceholderPasses:
         if self.plan.treatment.gradient_pass == "T":
             self.store.put("partial_gradient", i, self._output(i, value))
 
-    def _between_stages(self, i: int, value: float) -> Tensor:
-        return self._filled(self._tensors.stage(i), value, self._tensors.stream_dtype)
+    def _between_stages(self, i: int, before: int, value: float) -> Tensor:
+        """Return the message between stage ``before`` and the next one, filled with ``value``."""
+        has_depths = self.plan.hands_on_predictions(before)
+        shape, dtype = self._tensors.message(i, self.depths, has_depths=has_depths)
+        return self._filled(shape, value, dtype)
 
     def _all_tokens(self, i: int, value: float) -> Tensor:
         return self._filled(self._tensors.of_all(self._tensors.stage(i)), value)

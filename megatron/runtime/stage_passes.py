@@ -6,8 +6,8 @@ Names in the store:
 ``left_out``: the activations of the graph that R computes again;
 ``weights``: the work that B leaves to W;
 ``x``: the input of the output layer;
-``ahead``: embeddings of the following tokens, which the last stage reads for multi-token
-prediction, and their gradient ``ahead_gradient``;
+``ahead``: embeddings of the following tokens, which one stage reads for multi-token prediction
+(``Plan.ahead_stage``), and their gradient ``ahead_gradient``;
 ``state``: the result of S;
 ``merged``: the result of C1 (``maximum`` and ``sums``, if C1 and C2 share the work);
 ``partial_...``: this rank's part of a sum that a collective forms;
@@ -15,7 +15,8 @@ prediction, and their gradient ``ahead_gradient``;
 
 All but ``keys`` are kept by unit: a microbatch, or a slice of one (``runtime.units``).
 
-Between stages a tensor-parallel rank has its own tokens, [b, u, h]. The vocabulary layers work on
+Between stages a tensor-parallel rank has its own tokens, [b, u, h], or [(1 + D) b, u, h] behind the
+stage that predicts D further tokens. The vocabulary layers work on
 all tokens, [n, h], in the order of the ranks' parts. The pass that makes a tensor for a vocabulary
 layer therefore gathers it from the tensor-parallel ranks.
 """
@@ -259,7 +260,7 @@ class StagePasses:
 
     def _embeddings_ahead(self, i: int, stage: int) -> Tensor | None:
         """Return the embeddings of the following tokens, if this stage predicts further tokens."""
-        if stage < self._last_stage or not self.depths:
+        if stage != self.plan.ahead_stage or not self.depths:
             return None
         if not self.plan.treatment.is_sharded:
             return self._vocabulary.embed_ahead_whole(i)

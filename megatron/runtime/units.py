@@ -78,13 +78,14 @@ def are_cut(context_size: int, slices: Sequence[SequenceSlice]) -> bool:
 class UnitTensors:
     """The shapes and types of the tensors that ranks send each other, in every unit.
 
-    Between stages a rank sends the activations of its own tokens, [b, u, h]. Passes of the
-    vocabulary move all tokens of the tensor-parallel ranks, [n, h].
+    Between stages a rank sends the activations of its own tokens, [b, u, h], and behind the stage
+    of multi-token prediction the output of all depths (``message``). Passes of the vocabulary move
+    all tokens of the tensor-parallel ranks, [n, h].
 
     Attributes:
         shapes_buh: of the tensors between stages, in every slice of a microbatch.
         dtype: of activations.
-        stream_dtype: of the tensors between stages.
+        stream_dtype: of the residual stream, which is what stages send.
         sequence_parts: tensor-parallel ranks with u tokens each of every sample.
         cut: whether a unit has parts of samples (``are_cut``).
     """
@@ -117,8 +118,23 @@ class UnitTensors:
         """Return the shape of a tensor between stages, [b, u, h], in unit ``i``."""
         return self.shapes_buh[i % len(self.shapes_buh)]
 
+    def message(
+        self, i: int, depths: int, *, has_depths: bool
+    ) -> tuple[tuple[int, int, int], torch.dtype]:
+        """Return the shape and the type of a message between two stages in unit ``i``.
+
+        Args:
+            i: the unit.
+            depths: D, further tokens that every token predicts.
+            has_depths: whether the stage of multi-token prediction is before the message, which
+                then has the normed output of all depths in place of the stream.
+        """
+        if has_depths:
+            return self.output(i, depths), self.dtype
+        return self.stage(i), self.stream_dtype
+
     def output(self, i: int, depths: int) -> tuple[int, int, int]:
-        """Return the shape [(1 + D) b, u, h] of the last stage's output, on each of its ranks.
+        """Return the shape [(1 + D) b, u, h] of what the output layer reads, on each rank.
 
         Every token predicts D = ``depths`` further tokens besides the next one.
         """

@@ -62,6 +62,11 @@ def _check_header(plan: Plan) -> None:
             f"chunk) of {counted(plan.ranks, 'rank')} and {counted(plan.chunks, 'chunk')} exactly "
             "once"
         )
+    if plan.ahead_stage is not None and plan.ahead_stage >= len(plan.stages):
+        raise ValueError(
+            f"'looks ahead {plan.ahead_stage}' names none of the stages 0 to "
+            f"{len(plan.stages) - 1}: lower it"
+        )
     if plan.offloaded > plan.chunks:
         raise ValueError(
             f"'offloaded {plan.offloaded}' is more than the "

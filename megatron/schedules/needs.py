@@ -14,9 +14,9 @@ from megatron.schedules.treatments import BarrierKind
 CommKind = Literal["X", "G", "C0", BarrierKind, "CIF", "CIB", "RG", "AG", "O", "L"]
 """X activation to the next stage, G gradient to the previous one; C0 broadcast of the last stage's
 output, C1 to C3 the barriers of the output layer (``TREATMENTS``); CIF reduction of the input
-embedding to the first stage, CIB broadcast of the embedding's gradient from there; if the plan
-looks ahead, the last stage takes part in CIF and CIB like the first. RG reduction of a bucket of
-gradients over the replicas; AG gathering of a bucket of updated parameters from the replicas.
+embedding to the first stage, CIB broadcast of the embedding's gradient from there; a stage that
+looks ahead takes part in CIF and CIB like the first. RG reduction of a bucket of gradients over
+the replicas; AG gathering of a bucket of updated parameters from the replicas.
 ``buckets`` places RG and AG. O copies the tensors that an F has left for its backward to the host,
 and L brings them back; ``offload`` places O and L."""
 
@@ -100,15 +100,9 @@ def _neighbour(plan: Plan, item: Pass, step: int) -> tuple[Pass, ...]:
 
 def _gradients_of_embeddings(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     """Return the needs of IB: the B of stages that read embeddings, or the gradient's broadcast."""
-    readers = _readers(plan)
+    readers = plan.readers
     own = tuple(item._replace(kind="B", chunk=chunk) for reader, chunk in readers if reader == rank)
     return own if len(own) == len(readers) else (*own, _comm("CIB", item))
-
-
-def _readers(plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Return (rank, chunk) of every stage that reads embeddings."""
-    ends = (plan.stages[0], plan.stages[-1]) if plan.looks_ahead else plan.stages[:1]
-    return tuple(dict.fromkeys(ends))
 
 
 def _output_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
@@ -124,7 +118,7 @@ def _output_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
 
 def _forward_needs(plan: Plan, rank: int, item: Pass) -> tuple[Need, ...]:
     stage = plan.stage_of[rank, item.chunk]
-    reads = plan.treatment.is_sharded and (rank, item.chunk) in _readers(plan)
+    reads = plan.treatment.is_sharded and (rank, item.chunk) in plan.readers
     embeddings = (_comm("CIF", item),) if reads else ()
     if stage == 0:
         return embeddings
@@ -158,7 +152,7 @@ def sources(plan: Plan, comm: Comm) -> tuple[tuple[int, Pass], ...]:
         everywhere = source(after[comm.kind])
         return tuple((rank, everywhere) for rank in range(plan.ranks))
     if comm.kind == "CIB":
-        return tuple((rank, source("B", chunk)) for rank, chunk in _readers(plan))
+        return tuple((rank, source("B", chunk)) for rank, chunk in plan.readers)
     rank, chunk = plan.stages[-1 if comm.kind == "C0" else comm.stage]
     forward = comm.kind in ("X", "C0", *HOST_KINDS)
     return ((rank, source("F" if forward else "B", chunk)),)

@@ -26,9 +26,10 @@ class Plan:
             synchronous, S and T of a microbatch stand next to each other. Even then, a rank waits
             for the collectives of the input layer only where a pass needs them.
         forward_only: the plan is for evaluation and has no B, W and IB.
-        looks_ahead: the last stage also reads embeddings, namely of the tokens that follow
-            (multi-token prediction). If the vocabulary is split, CIF and CIB serve the first and
-            the last stage.
+        ahead_stage: the stage that also reads embeddings, of the tokens that follow, and predicts
+            further tokens from them (multi-token prediction). Messages of the stages after it have
+            its predictions. If the vocabulary is split, CIF and CIB serve the first stage and this
+            one. ``None``: no stage looks ahead.
         pairs: the rank and the first pass of every pair, an F or a B. It is joined with the pass
             that follows it in the row: a rank runs both together, so that one pass computes while
             the other waits for a collective (``schedules.pairs``).
@@ -43,7 +44,7 @@ class Plan:
     microbatches: int
     treatment: Treatment = TREATMENTS["none"]
     forward_only: bool = False
-    looks_ahead: bool = False
+    ahead_stage: int | None = None
     pairs: frozenset[tuple[int, Pass]] = frozenset()
     slices: int = 1
     offloaded: int = 0
@@ -71,6 +72,16 @@ class Plan:
     def stage_of(self) -> dict[tuple[int, int], int]:
         """Stage number of every (rank, chunk)."""
         return {place: stage for stage, place in enumerate(self.stages)}
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, int], ...]:
+        """Return (rank, chunk) of every stage that reads embeddings, each once."""
+        ahead = () if self.ahead_stage is None else (self.stages[self.ahead_stage],)
+        return tuple(dict.fromkeys((self.stages[0], *ahead)))
+
+    def hands_on_predictions(self, stage: int) -> bool:
+        """Whether the output of a stage has the predictions of further tokens too."""
+        return self.ahead_stage is not None and stage >= self.ahead_stage
 
     @cached_property
     def split_backward(self) -> bool:
@@ -103,8 +114,9 @@ class Plan:
             header.append(f"slices {self.slices}")
         if self.forward_only:
             header.append("forward only")
-        if self.looks_ahead:
-            header.append("looks ahead")
+        if self.ahead_stage is not None:
+            is_last = self.ahead_stage == len(self.stages) - 1
+            header.append("looks ahead" if is_last else f"looks ahead {self.ahead_stage}")
         if self.offloaded:
             header.append(f"offloaded {self.offloaded}")
         rows = (f"{rank}: {self.row_text(rank)}" for rank in range(self.ranks))
@@ -114,7 +126,8 @@ class Plan:
     def from_text(cls, text: str) -> "Plan":
         """Read a plan from its text form; ``#`` starts a comment. ``check`` is not called.
 
-        Without a line ``slices N`` microbatches are whole.
+        Without a line ``slices N`` microbatches are whole. ``looks ahead`` without the number of a
+        stage means the last stage.
         Older files have the lines ``barriers N`` and ``collectives synchronous`` instead of
         ``vocabulary NAME``.
 
@@ -144,11 +157,11 @@ class Plan:
             raise ValueError(f"a plan begins with its {', '.join(missing)}: add lines like {lines}")
         return cls(
             rows=tuple(rows),
-            stages=_stages(header["stages"]),
+            stages=(stages := _stages(header["stages"])),
             microbatches=int(header["microbatches"]),
             treatment=TREATMENTS[header["vocabulary"]],
             forward_only="forward" in header,
-            looks_ahead="looks" in header,
+            ahead_stage=_ahead_stage(header.get("looks"), len(stages)),
             pairs=frozenset(pairs),
             slices=int(header.get("slices", 1)),
             offloaded=int(header.get("offloaded", "0")),
@@ -165,7 +178,7 @@ _HEADER: Final = {
     "vocabulary": re.compile("|".join(_NAMES)),
     "slices": re.compile(r"\d{1,18}"),
     "forward": re.compile("only"),
-    "looks": re.compile("ahead"),
+    "looks": re.compile(r"ahead( +\d{1,18})?"),
     "offloaded": re.compile(r"\d{1,18}"),
 }
 _OLD_HEADER: Final = {
@@ -192,7 +205,7 @@ def _add_header(header: dict[str, str], name: str, value: str) -> None:
         raise ValueError(
             f"'{name} {value[:40]}' cannot be read: write 'microbatches M', "
             f"'stages RANK.CHUNK ...', 'vocabulary NAME' with one of {', '.join(_NAMES)}, 'slices "
-            "N', 'forward only', 'looks ahead', or 'offloaded CHUNKS'"
+            "N', 'forward only', 'looks ahead', 'looks ahead STAGE', or 'offloaded CHUNKS'"
         )
     header[name] = value
 
@@ -217,6 +230,13 @@ def _name_treatment(header: dict[str, str]) -> None:
 def _stages(text: str) -> tuple[tuple[int, int], ...]:
     places = (word.partition(".") for word in text.split())
     return tuple((int(rank), int(chunk)) for rank, _, chunk in places)
+
+
+def _ahead_stage(text: str | None, stages: int) -> int | None:
+    if text is None:
+        return None
+    _, _, stage = text.partition(" ")
+    return int(stage) if stage else stages - 1
 
 
 def _steps(

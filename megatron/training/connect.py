@@ -27,12 +27,12 @@ def connect(
     grid: Grid,
     rendezvous: Rendezvous,
     local_rank: int,
-    ends: tuple[int, int],
+    ends: tuple[int, ...],
     links: tuple[Link, ...] = (),
 ) -> Groups:
     """Make the process groups; every rank calls it with the same values (see ``check_agreement``).
 
-    The pipeline ranks ``ends`` hold copies of the embedding (see ``ends_with_copies``). With NCCL
+    The pipeline ranks ``ends`` hold copies of the embedding (see ``ranks_with_copies``). With NCCL
     each of the ``links`` between stages (see ``links_of``) is a communicator.
     """
     device = torch.device(config.devices.device)

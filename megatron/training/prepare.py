@@ -21,7 +21,8 @@ from megatron.planning.run_plan import (
 )
 from megatron.planning.settled import settled
 from megatron.run.run_config import RunConfig
-from megatron.runtime.communicator import ends_with_copies, links_of
+from megatron.runtime.communicator import links_of
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.search.watch import Watch
 from megatron.training.agreement import (
     Digests,
@@ -168,7 +169,7 @@ def set_up(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Train
     ``local_rank`` is this rank's number on its machine, which is also the number of its GPU.
     """
     config = prepared.config
-    ends = ends_with_copies(prepared.run_plan.plan, config.model.embeds_at_both_ends)
+    ends = ranks_with_copies(prepared.run_plan.plan, tied=config.model.vocabulary.tie_embeddings)
     links = links_of(prepared.run_plan.plan)
     groups = connect(config.parallel, prepared.grid, rendezvous, local_rank, ends, links)
     if groups.device.type == "cuda":  # otherwise an environment variable would decide

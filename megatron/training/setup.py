@@ -163,6 +163,7 @@ def make_model(config: RunConfig, groups: Groups, run_plan: RunPlan) -> RankMode
             (vocabulary.rank, vocabulary.size) if plan.treatment.is_sharded else None
         ),
         tensor_shard=(axis.rank, axis.size),
+        ahead_stage=plan.ahead_stage,
     )
     tensor = tensor_parallel(
         axis, groups.device, sequence_parallel=parallel.tensor.sequence_parallel

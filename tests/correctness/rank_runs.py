@@ -24,7 +24,7 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device, token_counts
-from megatron.runtime.communicator import ends_with_copies
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.training.checkpointing import Checkpoints
 from megatron.training.iteration import evaluate, run_iteration
 from megatron.training.open_checkpoints import writer_hosts
@@ -138,7 +138,7 @@ def make_pipeline_groups() -> Groups:
 def connected(config: RunConfig, run_plan: RunPlan | None = None) -> Groups:
     """This rank's groups in the pool's process group, which has the ranks of a run."""
     plan = (run_plan or make_run_plan(config)).plan
-    ends = ends_with_copies(plan, config.model.embeds_at_both_ends)
+    ends = ranks_with_copies(plan, tied=config.model.vocabulary.tie_embeddings)
     timeout = timedelta(seconds=collective_seconds())
     return make_groups(config.parallel.grid, CPU, timeout, ends)
 

@@ -19,7 +19,7 @@ from megatron.data.settings import DataSettings
 from megatron.data.shares import Split
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.layers.vocabulary.settings import ShardSettings
-from megatron.model.distribution import DistributionKind, LayerDistribution
+from megatron.model.distribution import LayerDistribution
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.context import ContextExchange
 from megatron.parallel.context_settings import ContextRankSettings
@@ -34,6 +34,7 @@ from megatron.parallel.settings import (
 )
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
+from megatron.run.pipeline_layout import LAYOUT_FLAG, parse_layout
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainConfig
 from megatron.schedules.settings import OffloadSettings, PlanSettings, SliceSettings
@@ -85,6 +86,7 @@ class Layout:
         offloaded: chunks of a rank whose activations wait on the host.
         group: microbatches that go through a chunk before any enters the next; ``None``: p.
         first: layers of the first stage; ``None``: as the treatment spreads them.
+        stages: in Megatron-Core's form, with the stage of further tokens; empty: as ``first`` says.
     """
 
     ranks: int
@@ -112,6 +114,7 @@ class Layout:
     offloaded: int | None = None
     group: int | None = None
     first: int | None = None
+    stages: str = ""
 
     def __str__(self) -> str:
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
@@ -130,6 +133,7 @@ class Layout:
         options += "" if self.offloaded is None else f"-host{self.offloaded}"
         options += "" if self.group is None else f"-groups{self.group}"
         options += "" if self.first is None else f"-first{self.first}"
+        options += f"-{self.stages.replace('|', '.')}" if self.stages else ""
         return f"{tensor}{replicas}p{self.ranks}-{self.vocabulary}{schedule}{options}"
 
     @property
@@ -142,6 +146,22 @@ class Layout:
         """Ranks that exchange heads, and sets of them, which make a ring; one level: empty."""
         near = self.neighbours
         return () if near == 1 else (near, self.context // near)
+
+    @property
+    def distribution(self) -> LayerDistribution:
+        """The layers of the stages."""
+        if self.stages:
+            read = parse_layout(self.stages)
+            return LayerDistribution(
+                "explicit",
+                counts=read.layers,
+                written=f"{LAYOUT_FLAG} {self.stages}",
+                further_stage=read.further_stage,
+            )
+        if self.first is not None:
+            return LayerDistribution("even", first=self.first)
+        redistributed = TREATMENTS[self.vocabulary].redistributed
+        return LayerDistribution("redis" if redistributed else "remainder")
 
     @property
     def vocab_shards(self) -> int:
@@ -228,8 +248,6 @@ class Job:
         multiple = ROWS_MULTIPLE * layout.vocab_shards
         global_batch_size = self.micro_batch_size * self.microbatches
         alike = layout.replicas * layout.context
-        redistributed = TREATMENTS[layout.vocabulary].redistributed
-        spread: DistributionKind = "redis" if redistributed else "remainder"
         return RunConfig(
             model=read_model(
                 dataclasses.asdict(self.options)
@@ -257,9 +275,7 @@ class Job:
                 ),
                 recompute_ahead=layout.recompute_ahead,
                 offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
-                layers=LayerDistribution(
-                    spread if layout.first is None else "even", first=layout.first
-                ),
+                layers=layout.distribution,
                 experts=ExpertRankSettings(layout.experts, layout.expert_tensor, layout.dispatcher),
                 replicas=ReplicaSettings(
                     size=alike,

@@ -21,6 +21,7 @@ from reference.plain_loss import loss_and_gradients
 from reference.plain_training import Training
 
 from megatron.layers.recompute import Recomputation
+from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
 
 QUICK_ITERATIONS = 3
@@ -36,6 +37,7 @@ GPT = replace(
     mtp_loss_scaling_factor=0.3,
 )
 UNTIED = replace(GPT, tie_embeddings=False)
+UNTIED_ONE = replace(UNTIED, mtp_num_layers=1)
 TIED = replace(LLAMA, tie_embeddings=True)
 
 
@@ -61,6 +63,37 @@ QUICK = [
     (Layout(2, "interlaced", replicas=2, overlap=True, sharded=True, bucket_size=3000), GPT, 1),
     (Layout(1, "none", tensor=2, sequence=True, context=2), GPT, 2),
     (Layout(2, "vocab-2", slices=3), GPT, 2),
+]
+
+EARLIER = [
+    (Layout(3, "vocab-2", stages="Ett|ttm|L"), UNTIED_ONE, 2),
+    (Layout(2, "vocab-2", "zb-v", tensor=2, sequence=True, stages="Ett|t|tmm|L"), GPT, 1),
+    (Layout(3, "none", stages="Ett|ttmm|L"), GPT, 2),
+    (Layout(2, "vocab-1", "interleaved", stages="Ett|tt|m|L"), LLAMA, 1),
+]
+"""Further tokens on a stage before the last one, alone or behind layers."""
+
+MORE_EARLIER = [
+    (Layout(4, "vocab-2", stages="Ett|tt|mm|L"), GPT, 1),
+    (Layout(4, "none", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(4, "none", "zb-h1", stages="Ettt|t|m|L"), LLAMA, 1),
+    (Layout(2, "none", "v-half", tensor=2, sequence=True, stages="Ett|t|tmm|L"), GPT, 1),
+    (Layout(2, "none", "interleaved", stages="Ett|tt|mm|L"), UNTIED, 1),
+    (Layout(2, "none", "interleaved", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(2, "interlaced", "interleaved", tensor=2, stages="Ett|ttm||L"), LLAMA, 1),
+    (Layout(4, "naive", stages="Ett|tt|m|L"), TIED, 1),
+    (Layout(3, "vocab-1", slices=3, stages="Ett|ttmm|L"), GPT, 1),
+    (Layout(2, "none", "interleaved", slices=3, context=2, stages="Ett|t|tmm|L"), UNTIED, 1),
+    (
+        Layout(2, "vocab-2", "zb-v", replicas=2, sharded=True, stages="Ett|tt|m|L"),
+        TIED,
+        1,
+    ),
+    (Layout(2, "none", "interleaved", replicas=2, sharded=True, stages="Et|tt|tm|L"), TIED, 1),
+    (Layout(3, "vocab-2", recomputation=ALL, stages="Ett|ttmm|L"), GPT, 1),
+    (Layout(3, "vocab-2", recomputation=ALL, recompute_ahead=1, stages="Ett|ttm|L"), TIED, 1),
+    (Layout(2, "vocab-2", "interleaved", offloaded=1, stages="Ett|tt|mm|L"), GPT, 1),
+    (Layout(2, "vocab-1", "interleaved", stages="Ettttm|||L"), TIED, 1),
 ]
 
 MORE = [
@@ -163,7 +196,8 @@ def name_of(value: object) -> str:
     ("layout", "options", "samples", "iterations"),
     [
         *((*case, QUICK_ITERATIONS) for case in QUICK),
-        *(full(*case, QUICK_ITERATIONS) for case in MORE),
+        *((*case, QUICK_ITERATIONS) for case in EARLIER),
+        *(full(*case, QUICK_ITERATIONS) for case in [*MORE, *MORE_EARLIER]),
         *(pytest.param(*case, 10, marks=pytest.mark.full) for case in COVER),
     ],
     ids=name_of,
@@ -192,7 +226,9 @@ def test_a_layout_trains_the_plain_model(
     "layout",
     [
         Layout(2, "vocab-2", "zb-h1"),
+        Layout(3, "vocab-2", stages="Ett|ttm|L"),
         pytest.param(Layout(2, "none"), marks=pytest.mark.full),
+        pytest.param(Layout(4, "none", stages="Ett|tt|m|L"), marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -209,14 +245,49 @@ def test_steps_validated_later_change_no_bit(layout: Layout, ranks: RankPool) ->
     check_guesses(train, job.config(layout))
 
 
-def test_every_layout_loads_what_another_has_saved(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocabulary", ["vocab-2", "none"])
+def test_another_stage_of_further_tokens_changes_no_bit(vocabulary: str, ranks: RankPool) -> None:
+    """The same operations in another place, in bf16 between layers whose stream is in fp32."""
+    job = replace(job_of(UNTIED, 1, iterations=1), dropout=0.1)
+    wide = PrecisionSettings(bf16=True, fp32_residual_connection=True)
+    found = []
+    for stages in ("Ett|t|t|mmL", "Ett|t|tmm|L", "Ett|tt|mm|L"):
+        config = job.config(Layout(4, vocabulary, stages=stages), torch.bfloat16)
+        config = replace(config, train=replace(config.train, precision=wide))
+        by_rank = ranks.run(train_on_rank, 4, config=config, batches=job.batches())
+        gradients = assemble([own.first_gradients for own in by_rank])
+        found.append((by_rank[0].losses, by_rank[0].depth_losses, gradients))
+    losses, depth_losses, gradients = found[0]
+    assert all(any(gradient.ravel()) for gradient in gradients.values())
+    for other in found[1:]:
+        assert other[:2] == (losses, depth_losses)
+        assert other[2].keys() == gradients.keys()
+        assert all(torch.equal(gradient, gradients[name]) for name, gradient in other[2].items())
+
+
+LAST_STAGE = Layout(2, "none", tensor=2, sequence=True)
+EARLIER_STAGE = Layout(3, "vocab-2", stages="Ett|ttmm|L")
+OWN_STAGE = Layout(4, "none", stages="Ett|tt|mm|L")
+
+
+@pytest.mark.parametrize(
+    ("saver", "loaders"),
+    [
+        (LAST_STAGE, (Layout(1, "none"), Layout(4, "vocab-2"), OWN_STAGE)),
+        (OWN_STAGE, (EARLIER_STAGE, LAST_STAGE)),
+        full(EARLIER_STAGE, (OWN_STAGE, LAST_STAGE)),
+    ],
+    ids=str,
+)
+def test_every_layout_loads_what_another_has_saved(
+    saver: Layout, loaders: tuple[Layout, ...], ranks: RankPool, tmp_path: Path
+) -> None:
     job = job_of(UNTIED, 1)
-    saver = Layout(2, "none", tensor=2, sequence=True)
     saved = assemble(
         ranks.run(save_on_rank, saver.world_size, config=job.config(saver), root=tmp_path)
     )
     assert "exp_avg.mtp.layers.1.transformer_layer.mlp.linear_fc1.weight" in saved
-    for loader in (Layout(1, "none"), Layout(4, "vocab-2")):
+    for loader in loaders:
         config = job.config(loader)
         config = replace(config, train=replace(config.train, seed=2))
         loaded = ranks.run(load_on_rank, loader.world_size, config=config, root=tmp_path)

@@ -59,10 +59,10 @@ QWEN = GPT.replaced(
 )
 MODELS = {"gpt": GPT, "llama": LLAMA, "qwen": QWEN}
 
-WHOLE = Placement((range(2),), 0, 0, None, None)
+WHOLE = Placement((range(2),), first_chunk=0, last_chunk=0, norm_chunk=0)
 """All layers, the position table and the final norm, without the vocabulary."""
 
-MIDDLE = Placement((range(1, 2),), None, None, None, None)
+MIDDLE = Placement((range(1, 2),))
 """One layer and nothing else."""
 
 MICROBATCHES, BATCH = 2, 3

@@ -102,3 +102,10 @@ def test_every_rank_inside_the_pipeline_has_a_layer(
     named = f"--layer-distribution {','.join(map(str, layers))} leaves rank "
     with pytest.raises(ValueError, match=named + ", ".join(map(str, empty)) + " without"):
         check_no_rank_is_empty(listed, stages, layers)
+
+
+def test_a_rank_that_predicts_further_tokens_needs_no_other_layer() -> None:
+    listed, stages = LayerDistribution("explicit", counts=(2, 0, 0)), [(0, 0), (1, 0), (2, 0)]
+    check_no_rank_is_empty(listed, stages, (2, 0, 0), 1)
+    with pytest.raises(ValueError, match="leaves rank 1 without a layer"):
+        check_no_rank_is_empty(listed, stages, (2, 0, 0), 2)

@@ -1,5 +1,6 @@
 """The ranks' parts make the whole model: nothing missing, nothing twice but a tied copy."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,7 @@ def test_tied_matrices_are_one_tensor_where_both_layers_are(layout: Layout, tied
         assert (model.embedding_copy is not None) == copy
 
 
+FURTHER = GPTOptions(num_layers=4, vocab_size=29, position_embedding_type="rope", mtp_num_layers=2)
 FOLDED = [(0, 0), (1, 0), (1, 1), (0, 1)]
 """Two chunks a rank, the first and the last stage on rank 0."""
 
@@ -129,6 +131,34 @@ def test_both_ends_on_one_rank_share_a_tied_matrix(tied: bool) -> None:
     assert sorted(names) == sorted(parameter_shapes(options))
 
 
+@pytest.mark.parametrize("ahead_stage", [1, 2, 3, None])
+def test_the_final_norm_is_with_the_layers_of_further_tokens(ahead_stage: int | None) -> None:
+    options = replace(FURTHER, tie_embeddings=False)
+    ranks = chunked(options, FOLDED, (2, 2, 0, 0), ahead_stage=ahead_stage)
+    rank, chunk = FOLDED[3 if ahead_stage is None else ahead_stage]
+    for index, model in enumerate(ranks):
+        there = index == rank
+        assert model.placement.norm_chunk == (chunk if there else None)
+        assert [model.final_norm is not None, model.mtp is not None] == [there, there]
+        assert (model.ahead_layer is not None) == there
+        assert (model.embedding_copy is not None) == (there and index == 1)
+    names = [o.name for model in ranks for o in model.owned_parameters() if not o.is_copy]
+    assert sorted(names) == sorted(parameter_shapes(options))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_layers_of_further_tokens_share_the_matrix_of_their_rank(tied: bool) -> None:
+    options, stages = replace(FURTHER, tie_embeddings=tied), [(0, 0), (1, 0), (2, 0), (1, 1)]
+    ranks = chunked(options, stages, (2, 1, 1, 0), ahead_stage=1)  # the loss is on rank 1 too
+    _, both, neither = ranks
+    assert both.ahead_layer is not None
+    assert both.output_layer is not None
+    assert (both.ahead_layer.weight is both.output_layer.weight) == tied
+    assert sum(owned.is_copy for owned in both.owned_parameters()) == 1
+    assert neither.ahead_layer is None
+    assert neither.embedding_copy is None
+
+
 @pytest.mark.parametrize(
     ("stages", "layers"),
     [
@@ -159,6 +189,7 @@ def chunked(
     stages: list[tuple[int, int]],
     layers: tuple[int, ...],
     dropout: float = 0.0,
+    ahead_stage: int | None = None,
 ) -> list[RankModel]:
     """The parts of a model with the vocabulary whole, with their weights, ready to train."""
     model = Job(options).config(Layout(1, "none")).model
@@ -166,7 +197,13 @@ def chunked(
     ranks = []
     for rank in range(1 + max(owner for owner, _ in stages)):
         placement = place(
-            config, stages, rank, layers=layers, padded_vocab_size=32, vocabulary_shard=None
+            config,
+            stages,
+            rank,
+            layers=layers,
+            padded_vocab_size=32,
+            vocabulary_shard=None,
+            ahead_stage=ahead_stage,
         )
         ranks.append(RankModel(config, placement, Site(CPU, torch.float32)))
         ranks[-1].initialise(seed=11)

@@ -25,8 +25,8 @@ ONE = 2 * 8 * 16 * 2
 """Bytes of a message: samples, tokens, hidden size, bytes of bf16."""
 
 
-def kept(layout: Layout, **train: Any) -> list[float]:
-    config: RunConfig = JOB.config(layout, torch.bfloat16)
+def kept(layout: Layout, options: GPTOptions = JOB.options, **train: Any) -> list[float]:
+    config: RunConfig = replace(JOB, options=options).config(layout, torch.bfloat16)
     config = replace(config, train=replace(config.train, **train))
     run_plan = make_run_plan(config)
     return kept_messages(config, lower(run_plan.plan, run_plan.costs))
@@ -64,6 +64,15 @@ def test_ranks_that_share_tokens_share_messages_and_slices_do_not(
     layout: Layout, share: float
 ) -> None:
     assert kept(layout) == [share * 2 * M * ONE] * 2
+
+
+@pytest.mark.parametrize(("wide", "stream"), [(False, 1), (True, 2)])
+def test_messages_behind_further_tokens_have_all_depths_in_16_bits(wide: bool, stream: int) -> None:
+    """Two further tokens, predicted on rank 1: three activations go on to ranks 2 and 3."""
+    options = replace(JOB.options, position_embedding_type="rope", mtp_num_layers=2)
+    precision = PrecisionSettings(bf16=True, fp32_residual_connection=wide)
+    found = kept(Layout(4, "vocab-2", stages="Et*6|ttmm||L"), options, precision=precision)
+    assert found == [count * M * ONE for count in (2 * stream, 2 * stream + 6, 6 + 6, 6)]
 
 
 def test_a_wide_stream_has_messages_in_fp32() -> None:

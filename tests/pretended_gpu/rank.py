@@ -29,7 +29,8 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device
-from megatron.runtime.communicator import ends_with_copies, links_of
+from megatron.runtime.communicator import links_of
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.runtime.feed import Feed
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
@@ -243,7 +244,7 @@ def _state(gpu: PretendedGpu, config: RunConfig, rank: int) -> TrainState:
         name = name_of(use, own, grid.world_size)
         return PretendedNccl(gpu, name, own.index(rank) if rank in own else 0, len(own))
 
-    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
+    ends = ranks_with_copies(run_plan.plan, tied=config.model.vocabulary.tie_embeddings)
     groups = connect_grid(grid, rank, DEVICE, ends, connect, links_of(run_plan.plan))
     return build_train_state(config, groups, run_plan)
 

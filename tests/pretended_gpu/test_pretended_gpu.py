@@ -28,7 +28,7 @@ from pretended_gpu.sound import assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
-from megatron.layers.recompute import NO_RECOMPUTATION, PARTS, Part, Recomputation
+from megatron.layers.recompute import PARTS, Part, Recomputation
 from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.optimizer.settings import LossScaleSettings, MuonSettings
 from megatron.planning.run_plan import make_run_plan
@@ -37,7 +37,7 @@ from megatron.runtime.communicator import links_of
 from megatron.schedules.settings import SliceSettings
 from megatron.schedules.slice_lengths import SliceStrategy
 from megatron.simulator.costs.accuracy import ALLOCATED_WITHIN
-from megatron.simulator.costs.gpus import GIB, WORKSPACES
+from megatron.simulator.costs.gpus import GIB, WORKSPACE, WORKSPACES
 from megatron.training import loop
 from megatron.training.metrics.meter import Meter, Pause
 
@@ -449,9 +449,19 @@ def test_ranks_that_share_layers(
 
 @pytest.mark.full
 @pytest.mark.parametrize("treatment", ["vocab-2", "none"])
-def test_ranks_that_share_layers_of_further_tokens(treatment: str, gpus: GpuPool) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "", "zb-h1", tensor=2, sequence=True),
+        Layout(4, "", "zb-h1", stages="Ett|tt|mm|L"),
+        Layout(2, "", "interleaved", tensor=2, stages="Ett|t|tmm|L"),
+    ],
+)
+def test_ranks_that_share_layers_of_further_tokens(
+    layout: Layout, treatment: str, gpus: GpuPool
+) -> None:
     options = GPTOptions(num_layers=4, tie_embeddings=False, **VARIANTS["further tokens"])
-    layout = Layout(2, treatment, "zb-h1", tensor=2, sequence=True)
+    layout = replace(layout, vocabulary=treatment)
     job = Job(options, 2, microbatches=4, sequence=12)
     assert_sound(gpus.map(run, job.config(layout, torch.bfloat16), ranks=layout.world_size))
 
@@ -739,27 +749,46 @@ def test_memory_of_other_models(variant: str, schedule: str, gpus: GpuPool) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("schedule", "treatment", "recomputation"),
+    "layout",
     [
-        ("zb-h1", "vocab-2", NO_RECOMPUTATION),
-        ("1f1b", "vocab-2", NO_RECOMPUTATION),
-        ("1f1b", "none", NO_RECOMPUTATION),
-        ("1f1b", "vocab-1", Recomputation(group=1)),
-        ("zb-v", "vocab-1", NO_RECOMPUTATION),
+        Layout(3, "vocab-2", "zb-h1"),
+        Layout(3, "vocab-2"),
+        Layout(3, "none"),
+        Layout(3, "vocab-1", recomputation=Recomputation(group=1)),
+        Layout(3, "vocab-1", "zb-v"),
+        Layout(2, "vocab-2", "interleaved", stages="Ettt|ttt|mm|L"),
     ],
     ids=str,
 )
-def test_memory_of_further_tokens_is_what_a_dry_run_says(
-    schedule: str, treatment: str, recomputation: Recomputation, gpus: GpuPool
-) -> None:
+def test_memory_of_further_tokens_is_what_a_dry_run_says(layout: Layout, gpus: GpuPool) -> None:
     further = VARIANTS["further tokens"]
-    config = paper_config(
-        Layout(3, treatment, schedule), 32_000, layers=6, micro_batch_size=2, **further
-    )
-    config = replace(config, train=replace(config.train, recomputation=recomputation))
+    config = paper_config(layout, 32_000, layers=6, micro_batch_size=2, **further)
     own = memory(config, gpus)
     assert own.faults == []
     assert own.allocated == pytest.approx(own.predicted, rel=ALLOCATED_WITHIN)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(4, "vocab-2", stages="Ettt|ttt|mm|L"),
+        full(Layout(3, "none", stages="Ettt|tttmm|L")),
+        full(Layout(4, "vocab-1", "zb-h1", stages="Ettt|tttmm||L")),
+    ],
+    ids=str,
+)
+def test_memory_of_further_tokens_before_the_last_stage(layout: Layout, gpus: GpuPool) -> None:
+    """The thread of autograd multiplies only on ranks with layers, and needs a workspace there."""
+    further = VARIANTS["further tokens"]
+    own = memory(paper_config(layout, 32_000, layers=6, micro_batch_size=2, **further), gpus)
+    assert own.faults == []
+    without_layers = [not set("tm") & set(stage) for stage in layout.stages.split("|")]
+    assert any(without_layers)
+    expected = [
+        predicted - WORKSPACE / GIB * without
+        for predicted, without in zip(own.predicted, without_layers, strict=True)
+    ]
+    assert own.allocated == pytest.approx(expected, rel=ALLOCATED_WITHIN)
 
 
 @pytest.mark.parametrize(

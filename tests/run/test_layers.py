@@ -106,7 +106,6 @@ def test_further_tokens_are_predicted_as_megatron_says() -> None:
     assert model("").further.mtp_num_layers == 0
     deep = model("--mtp-num-layers 2 --position-embedding-type rope")
     assert (deep.further.mtp_num_layers, deep.further.mtp_loss_scaling_factor) == (2, 0.1)
-    assert deep.embeds_at_both_ends
 
 
 @pytest.mark.parametrize(

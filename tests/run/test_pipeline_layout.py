@@ -9,6 +9,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.command_line import parse
 from megatron.run.pipeline_layout import parse_layout
 from megatron.run.run_config import RunConfig
+from megatron.schedules.plan import Plan
 
 BASE = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
@@ -46,7 +47,23 @@ def assert_in_order(words: str, message: str) -> None:
     ],
 )
 def test_stages_as_megatron_core_reads_them(text: str, layers: tuple[int, ...]) -> None:
-    assert parse_layout(text) == layers
+    assert parse_layout(text).layers == layers
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "further", "stage"),
+    [
+        ("Et*3|(tt|)*29,m|L", (3, *[2] * 29, 0, 0), 1, 30),
+        ("Et*3|(tt|)*29mL", (3, *[2] * 29, 0), 1, 30),
+        ("Et|tm*2|L", (1, 1, 0), 2, 1),
+        ("Etm*3||L", (1, 0, 0), 3, 0),
+        ("Et|tL", (1, 1), 0, None),
+    ],
+)
+def test_the_stage_of_further_tokens(
+    text: str, layers: tuple[int, ...], further: int, stage: int | None
+) -> None:
+    assert parse_layout(text) == (layers, further, stage)
 
 
 @st.composite
@@ -67,14 +84,15 @@ def texts(draw: st.DrawFn) -> tuple[str, str]:
 def test_repetitions_are_those_of_python(both: tuple[str, str]) -> None:
     short, long = both
     assert parse_layout(short) == parse_layout(long)
-    assert parse_layout(long) == tuple(stage.count("t") for stage in long.split("|"))
+    assert parse_layout(long).layers == tuple(stage.count("t") for stage in long.split("|"))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Etm|tL", "further tokens write m right before L"),
-        ("Et|m|L", "further tokens write m right before L"),
+        ("Etm|tL", "further tokens write m after the last t"),
+        ("Et|mtL", "further tokens write m after the last t"),
+        ("Et|m|mL", "one stage predicts all m is in 2 stages m*2"),
         ("Et|tLm", "L once, at the very end"),
         ("Et|xL", "'x' is no layer E t m L |"),
         ("tt|ttL", "E once, at the very beginning"),
@@ -121,14 +139,33 @@ def test_the_plan_has_these_stages(flags: str, schedule: str, chunks: int) -> No
     assert config.parallel.pipeline_schedule == schedule
     made = make_run_plan(config)
     assert made.plan.chunks == chunks
-    assert made.layers == parse_layout(flags.split()[0])
+    assert made.layers == parse_layout(flags.split()[0]).layers
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+@pytest.mark.parametrize(
+    ("text", "stage", "place"),
+    [
+        ("Et*8|t*8|m*2|L", 2, (2, 0)),
+        ("Et*8|t*4|t*4m*2|L", 2, (2, 0)),
+        ("Et*8|t*4|t*4|m*2L", 3, (3, 0)),
+        ("Et*4|(t*2|)*4t*4|m*2|L", 6, (2, 1)),
+    ],
+)
+def test_further_tokens_are_predicted_on_the_stage_with_m(
+    text: str, stage: int, place: tuple[int, int], treatment: str
+) -> None:
+    flags = "--mtp-num-layers 2 --position-embedding-type rope --vocab-parallel"
+    plan = make_run_plan(run(f"--pipeline-model-parallel-layout {text} {flags} {treatment}")).plan
+    assert (plan.ahead_stage, plan.stages[stage]) == (stage, place)
+    assert Plan.from_text(plan.to_text()) == plan
 
 
 def test_auto_compares_the_schedules_with_these_stages() -> None:
     text = "Et|t*3|(t*2|)*4t|t*3L"
     made = make_run_plan(run(f"--pipeline-schedule auto --pipeline-model-parallel-layout {text}"))
     assert made.plan.chunks == 2
-    assert made.layers == parse_layout(text)
+    assert made.layers == parse_layout(text).layers
 
 
 @pytest.mark.parametrize("treatment", ["none", "vocab-2", "interlaced"])

@@ -1,5 +1,6 @@
 """The passes of a rank run on the meta device, for ranks that are asked about and not there."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +70,9 @@ class Rank:
         **options: Any,
     ) -> None:
         rank, ranks = at
-        self.plan = make_plan(schedule, treatment, ranks, 2 * ranks)
+        plan = make_plan(schedule, treatment, ranks, 2 * ranks)
+        predicts = config.further.mtp_num_layers > 0
+        self.plan = replace(plan, ahead_stage=len(plan.stages) - 1 if predicts else None)
         stages, shards = self.plan.stages, ranks * tensor_ranks
         own = rank * tensor_ranks, shards
         placement = place(

@@ -6,7 +6,8 @@ column. Without sequence parallelism the stage that receives a sum gathers it on
 are gathered in the rows, then in the columns.
 
 With D further tokens the output layer has 1 + D times as many rows. CIF and CIB move in addition
-to a, for the last stage, the tokens of each of its ranks and D - 1 more.
+to a, for the stage that predicts these tokens, the tokens of each of its ranks and D - 1 more. The
+messages behind this stage have 1 + D times the rows too.
 """
 
 from collections import Counter
@@ -103,24 +104,27 @@ def traffic_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Traffic
     return found
 
 
-def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
-    """What a rank hands over in a microbatch, by the formulae above."""
+def expected(layout: Layout, pipeline_rank: int, depths: int, further: int) -> Traffic:
+    """What a rank hands over in a microbatch, by the formulae above.
+
+    ``further`` is the rank that predicts further tokens.
+    """
     t, p, sharded = layout.tensor, layout.ranks, layout.vocabulary != "none"
-    first, last = pipeline_rank == 0, pipeline_rank == p - 1
+    first, last, predicts = pipeline_rank == 0, pipeline_rank == p - 1, pipeline_rank == further
     parts = t if layout.sequence else 1
     output, statistics = (1 + depths) * A, (1 + depths) * STATISTICS
     ahead = A + (depths - 1) * parts * A // JOB.sequence if depths else 0
     found: Traffic = Counter()
-    found["send", "X"] += 0 if last else A // parts
-    found["send", "G"] += 0 if first else A // parts
+    found["send", "X"] += 0 if last else (output if pipeline_rank >= further else A) // parts
+    found["send", "G"] += 0 if first else (output if pipeline_rank > further else A) // parts
     if layout.sequence:  # where the vocabulary layers begin, their ranks gather what they made
-        found["gather_parts", "tensor"] += A * first + (output + ahead) * last
+        found["gather_parts", "tensor"] += A * first + output * last + ahead * predicts
     if not sharded:
         return found
-    for at_root, size in ((last, output), (first, A), (last, ahead)):  # C0, CIB to both ends
+    for at_root, size in ((last, output), (first, A), (predicts, ahead)):  # C0, CIB
         found["broadcast", "column"] += size // t if p > 1 else 0
         found["gather_parts", "row"] += 0 if at_root or t == 1 else size
-    for at_root, size in ((first, A), (last, ahead), (last, output)):  # CIF, the input's gradient
+    for at_root, size in ((first, A), (predicts, ahead), (last, output)):  # CIF, input's gradient
         found["reduce_scatter", "row"] += size if t > 1 else 0
         found["reduce", "column"] += size // t if p > 1 else 0
         found["gather_parts", "row"] += size if at_root and t > 1 and not layout.sequence else 0
@@ -148,17 +152,23 @@ def expected(layout: Layout, pipeline_rank: int, depths: int) -> Traffic:
         (Layout(2, "vocab-2", tensor=2, sequence=True), 3),
         full(Layout(2, "naive", tensor=2), 2),
         (Layout(2, "none", tensor=2, sequence=True), 2),
+        (Layout(3, "vocab-2", stages="Et*3|tmm|L"), 2),
+        (Layout(4, "none", stages="Et*3|t|m|L"), 1),
+        full(Layout(2, "vocab-1", tensor=2, sequence=True, stages="Et*4mm|L"), 2),
+        (Layout(2, "vocab-2", tensor=2, stages="Et*4mm|L"), 2),
     ],
     ids=str,
 )
 def test_bytes_are_those_of_the_formulae(layout: Layout, depths: int, ranks: RankPool) -> None:
     config = (job_of(depths) if depths else JOB).config(layout)
+    named = config.parallel.layers.further_stage
+    further = layout.ranks - 1 if named is None else named
     by_rank = ranks.run(traffic_on_rank, layout.world_size, config=config)
     for rank, found in enumerate(by_rank):
         pipeline_rank = config.parallel.grid.coordinates(rank).pipeline
         wanted = {
             key: M * count
-            for key, count in expected(layout, pipeline_rank, depths).items()
+            for key, count in expected(layout, pipeline_rank, depths, further).items()
             if count
         }
         assert {key: count for key, count in found.items() if count} == wanted

@@ -94,11 +94,11 @@ def _send(kind: str, source: Node, target: Node, before: dict[Node, set[Node]]) 
 def _input_layer(plan: Plan, i: Unit, before: dict[Node, set[Node]]) -> None:
     """IF of all ranks ahead of the first F; IB of every rank behind the B of that stage.
 
-    If the last stage looks ahead, the same with both stages.
+    If a stage looks ahead, the same with both stages.
     """
     ranks, readers = range(plan.ranks), {plan.stages[0]}
-    if plan.looks_ahead:
-        readers.add(plan.stages[-1])
+    if plan.ahead_stage is not None:
+        readers.add(plan.stages[plan.ahead_stage])
     before[-1, f"CIF {i}"] = {(rank, f"IF{i}") for rank in ranks}
     for first, chunk in readers:
         before[first, label("F", i, chunk)].add((-1, f"CIF {i}"))

@@ -268,6 +268,11 @@ def blocks(draw: st.DrawFn) -> Block:
 plans_of_blocks = st.builds(plan_of_block, blocks(), vocabularies, st.integers(1, 6))
 
 
+def looking_ahead(plan: Plan, number: int) -> Plan:
+    """The plan with a stage that looks ahead: this one, or the last; none if it is negative."""
+    return replace(plan, ahead_stage=None if number < 0 else min(number, len(plan.stages) - 1))
+
+
 def expected_passes(plan: Plan, rank: int) -> set[Pass]:
     """The passes that ``rank`` must run, each exactly once."""
     return {

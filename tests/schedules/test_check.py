@@ -109,6 +109,13 @@ def test_stages_name_every_rank_and_chunk_once(stages: str) -> None:
     assert "do not name every (rank, chunk) of 2 ranks" in message
 
 
+def test_a_stage_that_looks_ahead_is_one_of_the_plan() -> None:
+    plan = Plan.from_text(VOCABULARY)
+    check(replace(plan, ahead_stage=0))
+    with pytest.raises(ValueError, match="'looks ahead 2' names none of the stages 0 to 1: lower"):
+        check(replace(plan, ahead_stage=2))
+
+
 def test_a_broken_promise_of_memory_names_rank_and_both_numbers() -> None:
     plan = Plan.from_text(TEXT)
     check(plan, in_flight_limit=[2, 1])

@@ -18,6 +18,7 @@ from schedules.cases import (
     PIPELINED,
     Case,
     cases,
+    looking_ahead,
     plans_of_blocks,
     random_costs,
     seeds,
@@ -37,8 +38,8 @@ from megatron.simulator.simulate import simulate
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def of_case(case: Case, evaluate: bool, looks_ahead: bool) -> Plan:
-    plan = replace(case.plan, looks_ahead=looks_ahead)
+def of_case(case: Case, evaluate: bool, ahead: int) -> Plan:
+    plan = looking_ahead(case.plan, ahead)
     return evaluation_plan(plan) if evaluate else plan
 
 
@@ -50,7 +51,7 @@ def some_cases(*treatments: str) -> st.SearchStrategy[Case]:
     )
 
 
-switches = st.booleans(), st.booleans()
+switches = st.booleans(), st.integers(-1, 9)
 overlapped = st.builds(of_case, some_cases(*PIPELINED), *switches) | plans_of_blocks
 plans = overlapped | st.builds(of_case, some_cases("interlaced"), *switches)
 
@@ -159,8 +160,8 @@ def test_a_rank_sends_what_it_has(plan: Plan, seed: int) -> None:
                 senders = {plan.stages[at]}
                 if comm.kind in ("C1", "C2", "C3", "CIF"):
                     senders = {(rank, 0)}
-                elif comm.kind == "CIB" and plan.looks_ahead:
-                    senders.add(plan.stages[-1])
+                elif comm.kind == "CIB" and plan.ahead_stage is not None:
+                    senders.add(plan.stages[plan.ahead_stage])
                 for chunk in (chunk for sender, chunk in senders if sender == rank):
                     assert by_hand.label(made_by[comm.kind], comm.microbatch, chunk) in done
 

@@ -56,9 +56,28 @@ FOLDED = Plan.from_text(
 def test_a_last_stage_that_looks_ahead_reads_embeddings(
     rank: int, item: str, expected: list[str]
 ) -> None:
-    ahead = replace(VOCABULARY, looks_ahead=True)
+    ahead = replace(VOCABULARY, ahead_stage=1)
     assert list(map(str, needs(ahead, rank, Pass.parse(item)))) == expected
     assert sources(ahead, Comm("CIB", 0)) == ((0, Pass("B", 0)), (1, Pass("B", 0)))
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "expected"),
+    [
+        (1, "F0", ["X0 from 0"]),
+        (1, "F0.1", ["F0", "CIF 0"]),
+        (0, "F0.1", ["X0 from 2"]),
+        (0, "IB0", ["IF0", "B0", "CIB 0"]),
+        (1, "IB0", ["IF0", "B0.1", "CIB 0"]),
+    ],
+)
+def test_an_earlier_stage_may_look_ahead_in_place_of_the_last(
+    rank: int, item: str, expected: list[str]
+) -> None:
+    middle = replace(FOLDED, ahead_stage=2)
+    assert list(map(str, needs(middle, rank, Pass.parse(item)))) == expected
+    assert sources(middle, Comm("CIB", 0)) == ((0, Pass("B", 0)), (1, Pass("B", 0, 1)))
+    assert [middle.hands_on_predictions(stage) for stage in range(4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from harness.properties import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import by_hand
-from schedules.cases import BARRIERS, Case, blocks, cases, random_costs, seeds
+from schedules.cases import (
+    BARRIERS,
+    Case,
+    blocks,
+    cases,
+    looking_ahead,
+    random_costs,
+    seeds,
+)
 
 from megatron.schedules.blocks.block import Block, unroll
 from megatron.schedules.check import check
@@ -26,9 +34,9 @@ anything = cases(vocabulary=st.sampled_from([*BARRIERS]), passes=100)
 
 
 @settings(max_examples=examples(60))
-@given(anything, st.booleans(), st.booleans())
-def test_text_round_trip(case: Case, evaluate: bool, looks_ahead: bool) -> None:
-    plan = replace(case.plan, looks_ahead=looks_ahead)
+@given(anything, st.booleans(), st.integers(-1, 9))
+def test_text_round_trip(case: Case, evaluate: bool, ahead: int) -> None:
+    plan = looking_ahead(case.plan, ahead)
     plan = evaluation_plan(plan) if evaluate else plan
     assert Plan.from_text(plan.to_text()) == plan
 
@@ -72,6 +80,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
             "",
             "a plan begins with its vocabulary: add lines like 'vocabulary vocab-2'",
         ),
+        ("0: F0", "looks ahead 1.0\n0: F0", "'looks ahead 1.0' cannot be read"),
         ("vocabulary none\n", "collectives synchronous\n", "'collectives synchronous' is no tr"),
         ("0: F0", "barriers none\n0: F0", "'barriers none' says again what 'vocabulary none' says"),
         ("vocabulary none", "barriers 4", "'barriers 4' is no treatment of the vocabulary: write"),
@@ -86,6 +95,12 @@ def test_a_line_that_cannot_be_read_is_named(old: str, new: str, message: str) -
     assert old in TEXT
     with pytest.raises(ValueError, match=message):
         Plan.from_text(TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(("line", "stage"), [("", 1), (" 0", 0), (" 1", 1)])
+def test_the_stage_that_looks_ahead_is_the_last_one_without_a_number(line: str, stage: int) -> None:
+    text = TEXT.replace("0: F0", f"looks ahead{line}\n0: F0")
+    assert Plan.from_text(text) == replace(Plan.from_text(TEXT), ahead_stage=stage)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def make_stage(case: BenchmarkCase, index: int, stages: int, device: torch.devic
         chunks=(layers,),
         first_chunk=0 if stage.is_first else None,
         last_chunk=0 if stage.is_last else None,
+        norm_chunk=0 if stage.is_last else None,
         input_shard=vocabulary if stage.is_first else None,
         output_shard=vocabulary if stage.is_last else None,
     )

@@ -14,7 +14,8 @@ from megatron.planning.run_memory import held_by_ranks
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.batch import DeviceMicrobatch, to_device
-from megatron.runtime.communicator import ends_with_copies, links_of
+from megatron.runtime.communicator import links_of
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
@@ -48,7 +49,7 @@ def run_rank(case: BenchmarkCase, result: Path) -> None:
     run_plan = make_run_plan(short)
     job = join(config.parallel)
     check_agreement(job, run_digests(short, run_plan))
-    ends = ends_with_copies(run_plan.plan, config.model.embeds_at_both_ends)
+    ends = ranks_with_copies(run_plan.plan, tied=config.model.vocabulary.tie_embeddings)
     local_rank = int(os.environ["LOCAL_RANK"])
     links = links_of(run_plan.plan)
     groups = connect(config.parallel, config.parallel.grid, job, local_rank, ends, links)

@@ -34,7 +34,8 @@ from megatron.planning.count.moved import CountedActivations
 from megatron.planning.count.ordered import waits_before_readers
 from megatron.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
 from megatron.planning.count.subject import Subject
-from megatron.runtime.communicator import Communicator, ends_with_copies, links_of
+from megatron.runtime.communicator import Communicator, links_of
+from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import UnitTensors
@@ -382,5 +383,5 @@ def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Grou
         ranks = next((ranks for ranks in tiling if own in ranks), tiling[0])
         return ListedGroup(recorder, axis, ranks.index(own) if own in ranks else 0, len(ranks))
 
-    ends = ends_with_copies(plan, subject.model.embeds_at_both_ends)
+    ends = ranks_with_copies(plan, tied=subject.model.vocabulary.tie_embeddings)
     return connect_grid(grid, own, META, ends, connect, links_of(plan))

@@ -152,7 +152,7 @@ def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
     again = subject.recomputation
     if not part.again:
         again = replace(again, group=0, most=None)
-    placement = Placement((part.layers,), None, None, None, None)
+    placement = Placement((part.layers,))
     key = (_kinds(subject, part.layers), part.again, row)
     return _counted_segment(subject, _Keyed(key, between, 1, Part(placement, again)))
 
@@ -186,19 +186,20 @@ def role_of(subject: Subject, plan: Plan, rank: int, placement: Placement) -> Ha
     """Return a key that is equal for ranks with equal counts, and with equal parameters."""
     stages, last = plan.stages, len(plan.stages) - 1
 
-    def neighbours(stage: int) -> tuple[bool | None, bool | None]:
+    def surroundings(stage: int) -> tuple[bool | None, ...]:
         before = None if stage == 0 else stages[stage - 1][0] == rank
         behind = None if stage == last else stages[stage + 1][0] == rank
-        return before, behind
+        widths = plan.hands_on_predictions(stage - 1), plan.hands_on_predictions(stage)
+        return before, behind, *widths
 
     shards = (placement.input_shard, placement.output_shard)
     return (
         plan.treatment.name,
         plan.split_backward,
         plan.recomputes,
-        plan.looks_ahead,
+        plan.ahead_stage is not None,
         plan.ranks,
-        tuple(map(neighbours, _own_stages(plan, rank))),
+        tuple(map(surroundings, _own_stages(plan, rank))),
         rank == stages[0][0],
         rank == stages[-1][0],
         tuple(_kinds(subject, layers) for layers in placement.chunks),

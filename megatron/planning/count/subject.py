@@ -124,6 +124,7 @@ class Subject(NamedTuple):
             padded_vocab_size=self.padded_vocab_size,
             vocabulary_shard=shard if plan.treatment.is_sharded else None,
             tensor_shard=(0, self.tensor.size),
+            ahead_stage=plan.ahead_stage,
         )
 
     def document_starts(self) -> Tensor:

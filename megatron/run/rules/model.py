@@ -144,12 +144,12 @@ def _predicted_tokens(flags: Flags) -> Iterator[str]:
     if flags[PositionSettings].position_embedding_type == "learned_absolute":
         yield (
             f"{given} with --position-embedding-type learned_absolute needs the table of the first "
-            "stage on the last one too: use rope, alibi or none"
+            "stage where further tokens are predicted too: use rope, alibi or none"
         )
     if flags[VocabularySettings].embed_layernorm:
         yield (
-            f"{given} with --embed-layernorm needs the norm of the first stage on the last one "
-            "too: leave one of them out"
+            f"{given} with --embed-layernorm needs the norm of the first stage where further "
+            "tokens are predicted too: leave one of them out"
         )
 
 

@@ -86,7 +86,7 @@ def plan_of(run: RunConfig, schedule: str = "1f1b", **options: Any) -> Plan:
     """Return a plan of one microbatch for a run."""
     parallel = run.parallel
     plan = make_plan(schedule, parallel.vocab_parallel, parallel.pipeline.size, 1, **options)
-    return replace(plan, looks_ahead=run.model.further.mtp_num_layers > 0)
+    return replace(plan, ahead_stage=run.ahead_stage(len(plan.stages)))
 
 
 def counted(run: RunConfig, layers: Sequence[int], schedule: str = "1f1b") -> list[RankCount]:

@@ -8,8 +8,11 @@ from planning.count.counting import FURTHER, LLAMA, MODEL, counted, run_of
 
 from megatron.layers.recompute import Recomputation
 from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.model.distribution import LayerDistribution
+from megatron.model.settings import ModelSettings
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import TensorRankSettings
+from megatron.schedules.needs import CommKind
 from megatron.schedules.passes import PassKind
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.count import Begin, Collective, PassCount, RankCount
@@ -117,6 +120,43 @@ def test_further_tokens_are_predicted_on_the_last_stage() -> None:
     joining = 2 * 64**2 + 3 * 64  # of two norms, and one behind the layer
     more = further[1].parameters.all - plain[1].parameters.all
     assert more == 2 * (layer + joining)
+
+
+def earlier(model: ModelSettings, treatment: str, stage: int) -> list[RankCount]:
+    """Count four ranks, of which one before the last one predicts further tokens."""
+    spread = LayerDistribution("explicit", counts=(2, 3, 3, 0), further_stage=stage)
+    return counted(run_of(model, treatment, 4, sizes={"layers": spread}), [2, 3, 3, 0], "zb-h1")
+
+
+def test_further_tokens_may_be_predicted_before_the_last_stage() -> None:
+    last, third = (earlier(FURTHER, "vocab-2", stage) for stage in (3, 2))
+    for kind in ("F", "B", "W"):
+        assert flops(last[3], kind) == flops(third[2], kind) - flops(last[2], kind) > 0
+        assert flops(third[3], kind) == 0
+    layers = last[3].parameters.all - third[3].parameters.all
+    assert third[2].parameters.all - last[2].parameters.all == layers > 0
+    # its output, [3 b, u, h], goes on to the last stage, and the gradient comes back as wide
+    messages: list[tuple[int, tuple[CommKind, int]]] = [(2, ("X", 2)), (3, ("G", 3))]
+    for counts, width in ((last, 1), (third, 3)):
+        for sender, key in messages:
+            assert [own.bytes for own in collectives(counts[sender].begun[key])] == [width * X]
+        assert [own.bytes for own in collectives(counts[1].begun["X", 1])] == [X]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_stage_that_predicts_has_a_copy_of_the_embedding(stage: int, tied: bool) -> None:
+    """A rank with a copy already, such as that of a tied output layer, needs no further one."""
+    model = FURTHER.replaced(tie_embeddings=tied)
+    spread = LayerDistribution("explicit", counts=(8, 0, 0, 0), further_stage=stage)
+    whole, split = (
+        counted(run_of(model, treatment, 4, sizes={"layers": spread}), [8, 0, 0, 0])
+        for treatment in ("none", "vocab-2")
+    )
+    holders = {0, stage, *((3,) if tied else ())}
+    matrices = len(holders) + (not tied)  # and the matrix of an output layer of its own
+    both = (sum(own.parameters.all for own in counts) for counts in (whole, split))
+    assert next(both) - next(both) == (matrices - (1 if tied else 2)) * 64 * 960
 
 
 COLLECTIVES = {
