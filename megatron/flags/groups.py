@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Config = TypeVar("Config", bound=DataclassInstance)
 
 Group = TypeVar("Group")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +145,17 @@ def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -
     left = names - same.keys() - derived.keys()
     assert not left, f"no flag and no derivation for {sorted(left)} of {config.__name__}"
     return config(**(same | derived))
+
+
+def result_of(work: Callable[[], Result]) -> Result | None:
+    """Return the result of a piece of work; ``None``: it has a fault, which ``faults_of`` yields.
+
+    Rules use it for work whose faults another rule reports.
+    """
+    try:
+        return work()
+    except (ValueError, OSError):
+        return None
 
 
 def faults_of(work: Callable[[], object]) -> Iterator[str]:

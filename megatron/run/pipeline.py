@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from megatron.flags.groups import Flags, faults_of
+from megatron.flags.groups import Flags, faults_of, result_of
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
@@ -226,10 +226,7 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
 
     Layers that depend on costs are not judged here.
     """
-    try:
-        layers = distribution_of(flags, treatment_of(flags))
-    except ValueError:
-        return  # the rules about the flags report this mistake
-    if not layers.needs_times:
+    layers = result_of(lambda: distribution_of(flags, treatment_of(flags)))
+    if layers is not None and not layers.needs_times:
         spread = partial(distribute, layers, flags[ShapeSettings].num_layers, len(plan.stages))
         yield from faults_of(spread)

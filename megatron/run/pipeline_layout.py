@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from megatron.flags.declare import cut
+from megatron.flags.groups import result_of
 from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
@@ -61,10 +62,7 @@ def predicted_tokens(text: str) -> int:
 
 def readable_layout(text: str | None) -> tuple[int, ...]:
     """Return ``parse_layout`` of a text; an empty tuple if there is no text, or it has a fault."""
-    try:
-        return () if text is None else parse_layout(text)
-    except ValueError:
-        return ()
+    return () if text is None else result_of(lambda: parse_layout(text)) or ()
 
 
 def layout_faults(

@@ -5,8 +5,9 @@ The ranks of a job make as many replicas as they can.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from megatron.flags.groups import Flags, options_of
+from megatron.flags.groups import Flags, options_of, result_of
 from megatron.flags.rules import notes, refuses
 from megatron.layers.eight_bit_settings import GATHER, EightBitSettings
 from megatron.optimizer.settings import OptimizerSettings
@@ -162,11 +163,8 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
 
 
 def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
-    try:
-        growth = growth_of(flags[TrainFlags])
-    except ValueError:
-        return  # the rules about the flags report this mistake
     train = flags[TrainFlags]
+    growth = result_of(partial(growth_of, train))
     unit = train.micro_batch_size * replicas
     if growth is not None and not growth.are_multiples(unit):
         given, sizes = (

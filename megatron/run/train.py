@@ -10,7 +10,7 @@ import torch
 from megatron.data.batch_sizes import BatchSizes, Growth
 from megatron.data.shares import EvaluationSet
 from megatron.flags.declare import flag, required
-from megatron.flags.groups import Flags, faults_of
+from megatron.flags.groups import Flags, faults_of, result_of
 from megatron.flags.ranges import COUNT, INTERVAL, SAMPLES, SAMPLES_OR_NONE, SEED, WIDTH, Range
 from megatron.flags.rules import notes, refuses
 from megatron.kernels.cuda.grouped_packages import PackageName
@@ -101,10 +101,7 @@ def iterations(flags: TrainFlags) -> Iterations:
 def batch_sizes(flags: TrainFlags) -> BatchSizes:
     """Return the sizes of all global batches; of a faulty growth, as if batches did not grow."""
     batch = flags.global_batch_size or flags.micro_batch_size
-    try:
-        return BatchSizes(batch, growth_of(flags))
-    except ValueError:  # a rule reports this mistake
-        return BatchSizes(batch)
+    return BatchSizes(batch, result_of(lambda: growth_of(flags)))
 
 
 def evaluation_batches(flags: TrainFlags) -> int:

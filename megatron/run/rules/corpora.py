@@ -11,7 +11,7 @@ from megatron.data.settings import CorpusSettings, DataSettings, FillSettings
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.declare import cut
-from megatron.flags.groups import Flags, declarations, faults_of
+from megatron.flags.groups import Flags, declarations, faults_of, result_of
 from megatron.flags.rules import notes, notes_in, refuses, refuses_in
 from megatron.run.corpora import corpora_of, sets_to_evaluate
 from megatron.run.dry_run import DryRunSettings
@@ -42,10 +42,11 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
     own = flags[CorpusSettings]
     if not flags[DataSettings].full_validation:
         return
-    try:
-        paths, blend = corpora_of(flags).own_paths(), corpora_of(flags).blend()
-    except ValueError:
-        return  # another rule reports this mistake
+    named = corpora_of(flags)
+    found = result_of(lambda: (named.own_paths(), named.blend()))
+    if found is None:
+        return
+    paths, blend = found
     if paths is not None and any(len(blend) > 1 for blend in paths.valid):
         way_out = "give one prefix, or prefixes without weights and --multiple-validation-sets"
         if own.gives_weighted_splits:
@@ -103,11 +104,8 @@ def _idle_evaluation(flags: Flags) -> Iterator[str]:
 @refuses_in("real")
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken file is found before any process group exists."""
-    try:
-        named = list(corpora_of(flags).prefixes())
-    except ValueError:
-        return  # the rules about the flags report this mistake
-    for flag, prefix in named:
+    corpora = corpora_of(flags)
+    for flag, prefix in result_of(lambda: list(corpora.prefixes())) or ():
         for fault in faults_of(partial(IndexedDataset, prefix)):
             yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
@@ -144,10 +142,9 @@ def _tokens_of_middles(flags: Flags) -> Iterator[str]:
 def _faults_of_middles(
     fill: FillSettings, tokenizer: TokenizerSettings, stamps: Stamps
 ) -> tuple[str, ...]:
-    try:
-        built = build_tokenizer(tokenizer)
-    except ValueError:
-        return ()  # another rule reports this mistake
+    built = result_of(partial(build_tokenizer, tokenizer))
+    if built is None:
+        return ()
     return tuple(faults_of(lambda: FillTokens.of(fill, built)))
 
 
