@@ -34,7 +34,7 @@ from megatron.run.schedule import (
 )
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainFlags
-from megatron.schedules.catalogue import GROUPED_SCHEDULES, TRAITS
+from megatron.schedules.catalogue import OPTIONS, TRAITS, takers
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
@@ -151,14 +151,15 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
     Where nothing asks for another schedule than the default, groups have no effect, as in Megatron.
     """
     schedule, size = schedule_of(flags), flags[PlanSettings].group
+    traits, option = TRAITS[schedule], OPTIONS["group"]
     ranks = flags[PipelineRankSettings].size
     for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
-        if schedule not in GROUPED_SCHEDULES and not TRAITS[schedule].compares:
+        if option.flag not in traits.flags and not traits.compares:
             yield (
                 f"{given}: {schedule} has no groups of a size to choose: leave it out, or take "
-                f"--pipeline-schedule {' or '.join(GROUPED_SCHEDULES)}"
+                f"--pipeline-schedule {' or '.join(takers('group'))}"
             )
-        elif size is not None and size < ranks:
+        elif size is not None and not option.allows(size, ranks):
             yield (
                 f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
                 f"would wait for the last one in every turn: give {ranks} or more, or leave it out"

@@ -7,7 +7,7 @@ from typing import Final
 from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import flag
 from megatron.flags.ranges import BANDWIDTH, COUNT, PATIENCE, Range
-from megatron.schedules.catalogue import GROUPED_SCHEDULES, PAIRED_SCHEDULES
+from megatron.schedules.catalogue import PAIRED_SCHEDULES, takers
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 ALL_CHUNKS: Final = 1_000_000
@@ -36,7 +36,7 @@ class PlanSettings:
         "Microbatches that go through a model chunk before any of them enters the next: at least "
         "as many as there are pipeline ranks. With more, messages from the last rank to the first "
         "have more time, and a rank holds more. With slices, so many slices. For "
-        f"{' or '.join(GROUPED_SCHEDULES)}.", COUNT, metavar="MICROBATCHES",
+        f"{' or '.join(takers('group'))}.", COUNT, metavar="MICROBATCHES",
         unset="as many as pipeline ranks")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
@@ -54,7 +54,7 @@ class PlanSettings:
 
     @property
     def group(self) -> int | None:
-        """Microbatches of a group, for a schedule of ``GROUPED_SCHEDULES``; ``None``: p."""
+        """Microbatches of a group, for a schedule that has groups; ``None``: p."""
         return self.microbatch_group_size_per_virtual_pipeline_stage
 
     @property

@@ -18,7 +18,7 @@ from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
     ASKING_FOR_TREATMENTS,
-    GROUP,
+    taking,
 )
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
@@ -198,9 +198,9 @@ class Coarse:
         """Return a job with the shape of a line, few microbatches and a whole vocabulary."""
         one = _with_micro_batch(line).edited(
             (
-                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS, GROUP)),
+                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS)),
                 set_to(_PIPELINE, stages),
-                set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
+                *taking(OF_EVERY_SHAPE[0]),
                 set_to("--layer-distribution", "remainder"),
             )
         )

@@ -14,7 +14,7 @@ from megatron.run.line import Key, Line
 from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
 from megatron.run.train import TrainFlags
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.schedules.catalogue import OPTIONS, SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
@@ -202,14 +202,15 @@ def promise_of(line: Line) -> Promise:
     if known is None:
         return Promise(min(ranks, microbatches), 0.0)
     chunks = chunks_of(flags) if known.takes_chunks else None
-    group = flags[PlanSettings].group  # a rule refuses one smaller than the pipeline
+    group, groups = flags[PlanSettings].group, OPTIONS["group"]  # a rule refuses a size too small
+    has_groups = group is not None and groups.flag in known.flags and groups.allows(group, ranks)
     request = Request(
         name,
         treatment_of(flags),
         ranks,
         microbatches,
         chunks=chunks,
-        group=group if known.in_groups and group is not None and group >= ranks else None,
+        group=group if has_groups else None,
         slices=flags[SliceSettings].num_seq_splits,
     )
     held = max(1.0, min(promised(request, request.catalogued), microbatches))
