@@ -12,7 +12,6 @@ from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.settings import PipelineRankSettings
-from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
@@ -33,7 +32,7 @@ from megatron.run.schedule import (
     treatments_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainFlags, batch_share
 from megatron.schedules.catalogue import OPTIONS, TRAITS, takers
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
@@ -50,7 +49,7 @@ def _plan_size(flags: Flags) -> Iterator[str]:
 
     The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
-    microbatches, ranks = _microbatches(flags), flags[PipelineRankSettings].size
+    microbatches, ranks = batch_share(flags).microbatches, flags[PipelineRankSettings].size
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
     forwards = ranks * chunks * microbatches
     if forwards <= MOST_FORWARDS:
@@ -183,19 +182,13 @@ def _idle_groups(flags: Flags) -> Iterator[str]:
             )
         elif size == ranks:
             yield f"{given} changes nothing: groups are as large as the pipeline anyway"
-        elif 0 < (units := _microbatches(flags) * flags[SliceSettings].num_seq_splits) <= ranks:
+        elif 0 < (units := _units(flags)) <= ranks:
             yield f"{given} changes nothing: an iteration has {units} microbatches or slices"
 
 
-def _samples_at_once(flags: Flags) -> int:
-    """Return the samples of one microbatch of every replica."""
-    return (flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(flags)
-
-
-def _microbatches(flags: Flags) -> int:
-    """Return the microbatches of a replica in an iteration."""
-    share = _samples_at_once(flags)
-    return (flags[TrainFlags].global_batch_size or share) // share
+def _units(flags: Flags) -> int:
+    """Return the slices of all microbatches of a replica in an iteration."""
+    return batch_share(flags).microbatches * flags[SliceSettings].num_seq_splits
 
 
 @refuses
@@ -209,12 +202,12 @@ def _plan_file(flags: Flags) -> Iterator[str]:
     except ValueError as error:
         yield f"--schedule-file: {error}"
         return
-    share, slices = _samples_at_once(flags), flags[SliceSettings].num_seq_splits
+    share, slices = batch_share(flags), flags[SliceSettings].num_seq_splits
     ranks = flags[PipelineRankSettings].size
-    for misfit in misfits(plan, ranks, _microbatches(flags), treatment_of(flags), slices):
+    for misfit in misfits(plan, ranks, share.microbatches, treatment_of(flags), slices):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
-            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share.at_once}",
             "slices": f"--num-seq-splits {plan.slices}",
             "vocabulary": f"--vocab-parallel {treatments_of_plan(plan)[0]}",
         }[misfit.field]

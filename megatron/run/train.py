@@ -18,6 +18,7 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
 from megatron.optimizer.settings import HostStateSettings
 from megatron.run.batch_growth import parse_rampup, parse_size_steps
+from megatron.run.parallelism import number_of_replicas
 from megatron.run.precision import PrecisionSettings
 
 EVALUATION: Final = 100
@@ -102,6 +103,27 @@ def batch_sizes(flags: TrainFlags) -> BatchSizes:
     """Return the sizes of all global batches; of a faulty growth, as if batches did not grow."""
     batch = flags.global_batch_size or flags.micro_batch_size
     return BatchSizes(batch, result_of(lambda: growth_of(flags)))
+
+
+class BatchShare(NamedTuple):
+    """How the replicas of the model share a global batch.
+
+    Attributes:
+        at_once: samples of one microbatch of every replica.
+        microbatches: microbatches of a replica in an iteration.
+        rest: samples that make no whole microbatch for every replica.
+    """
+
+    at_once: int
+    microbatches: int
+    rest: int
+
+
+def batch_share(flags: Flags) -> BatchShare:
+    """Return how replicas share the largest batch; without a size of it, as one microbatch each."""
+    own = flags[TrainFlags]
+    at_once = (own.micro_batch_size or 1) * number_of_replicas(flags)
+    return BatchShare(at_once, *divmod(own.global_batch_size or at_once, at_once))
 
 
 def evaluation_batches(flags: TrainFlags) -> int:

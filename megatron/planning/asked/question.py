@@ -23,7 +23,7 @@ from megatron.run.flag_files import read_flag_files
 from megatron.run.overrides import in_effect
 from megatron.run.parallelism import ranks_of_replica
 from megatron.run.topics import DECLARED
-from megatron.run.train import TrainFlags
+from megatron.run.train import batch_share
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.ways_folder import fault_of_target
 
@@ -192,8 +192,7 @@ def _mistakes_in_flags(question: Question) -> Iterator[str]:
         return
     replicas = 1
     if "--expert-model-parallel-size" in question.options:  # experts are spread over replicas
-        microbatches = question.batch // (flags[TrainFlags].micro_batch_size or 1)
-        replicas = gcd(all_ranks // ranks, microbatches) or 1
+        replicas = gcd(all_ranks // ranks, batch_share(flags).microbatches) or 1
     line = dry_run_words(question, (), replicas)
     yield from command_line.read(line, 1, speak=False).mistakes
 

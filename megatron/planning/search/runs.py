@@ -11,9 +11,8 @@ from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
-from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
-from megatron.run.train import TrainFlags
+from megatron.run.train import batch_share
 from megatron.schedules.catalogue import OPTIONS, SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
@@ -195,10 +194,8 @@ def promise_of(line: Line) -> Promise:
     A schedule that is searched or read from a file promises what 1F1B holds, and no idle time.
     """
     flags = line.flags
-    name, train = schedule_of(flags), flags[TrainFlags]
+    name, microbatches = schedule_of(flags), max(1, batch_share(flags).microbatches)
     known, ranks = SCHEDULES.get(name), flags[PipelineRankSettings].size
-    samples = (train.micro_batch_size or 1) * number_of_replicas(flags)
-    microbatches = max(1, (train.global_batch_size or 1) // samples)
     if known is None:
         return Promise(min(ranks, microbatches), 0.0)
     chunks = chunks_of(flags) if known.takes_chunks else None
