@@ -32,7 +32,7 @@ from megatron.run.schedule import (
     treatments_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.run.train import TrainFlags, batch_share
+from megatron.run.train import TrainSettings, batch_share
 from megatron.schedules.catalogue import OPTIONS, TRAITS, takers
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
@@ -56,7 +56,7 @@ def _plan_size(flags: Flags) -> Iterator[str]:
         return
     asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
     worst = max(
-        (microbatches, f"--global-batch-size {flags[TrainFlags].global_batch_size}"),
+        (microbatches, f"--global-batch-size {flags[TrainSettings].global_batch_size}"),
         (chunks, asked),
         (ranks, f"--pipeline-model-parallel-size {ranks}"),
     )[1]

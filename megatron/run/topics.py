@@ -27,6 +27,7 @@ from megatron.parallel.settings import (
     ReplicaSettings,
     TensorRankSettings,
 )
+from megatron.run.deepspeed_file import DeepSpeedSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
@@ -35,7 +36,7 @@ from megatron.run.model import MODEL_GROUPS
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.schedule import PipelineFlags
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 from megatron.run.treatment import TreatmentFlags
 from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
 from megatron.simulator.costs.settings import ClusterSettings
@@ -60,7 +61,7 @@ TOPICS: Final[tuple[type | Topic, ...]] = (
     PipelineFlags,
     PlanSettings,
     SliceSettings,
-    TrainFlags,
+    Topic("Length, batch size and evaluations", (TrainSettings, DeepSpeedSettings)),
     PrecisionSettings,
     LossScaleSettings,
     EightBitSettings,

@@ -35,7 +35,7 @@ from megatron.parallel.settings import (
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.settings import OffloadSettings, PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 
@@ -270,7 +270,7 @@ class Job:
                     order=layout.order,
                 ),
             ),
-            train=TrainConfig(
+            train=TrainSettings(
                 micro_batch_size=self.micro_batch_size,
                 global_batch_size=global_batch_size,
                 train_iters=self.iterations,

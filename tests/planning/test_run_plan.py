@@ -26,7 +26,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
@@ -73,7 +73,7 @@ def config(
             planning=PlanSettings(**planning),
             **parallel,
         ),
-        train=TrainConfig(
+        train=TrainSettings(
             micro_batch_size=1,
             global_batch_size=microbatches,
             train_iters=1,

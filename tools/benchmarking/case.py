@@ -22,7 +22,7 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.settings import PlanSettings, SliceSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.settings import ClusterSettings
@@ -153,7 +153,7 @@ class BenchmarkCase:
             layers=LayerDistribution("redis" if treatment.redistributed else "even"),
             replicas=self._replica_config(),
         )
-        train = TrainConfig(
+        train = TrainSettings(
             micro_batch_size=1,
             global_batch_size=self.microbatches,
             train_iters=2,

@@ -22,7 +22,7 @@ from megatron.run.line import Line
 from megatron.run.pairs import pairs_of
 from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 from megatron.run.treatment import DEFAULT_TREATMENT
 from megatron.schedules.catalogue import (
     OF_EVERY_SHAPE,
@@ -156,7 +156,7 @@ def _can_spread(layers: int, stages: int) -> bool:
 
 def _micro_batch(line: Line) -> Sequence[Choice]:
     """Return micro batches that divide a replica's share, those with about ``_TOKENS`` first."""
-    share, rest = divmod(line.flags[TrainFlags].global_batch_size or 1, max(1, _replicas(line)))
+    share, rest = divmod(line.flags[TrainSettings].global_batch_size or 1, max(1, _replicas(line)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
     tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size

@@ -14,8 +14,9 @@ from megatron.flags.declare import cut
 from megatron.flags.groups import Flags, declarations, faults_of, result_of
 from megatron.flags.rules import notes, notes_in, refuses, refuses_in
 from megatron.run.corpora import corpora_of, sets_to_evaluate
+from megatron.run.deepspeed_file import DeepSpeedSettings
 from megatron.run.dry_run import DryRunSettings
-from megatron.run.train import TrainFlags, evaluation_batches
+from megatron.run.train import TrainSettings, evaluation_batches
 from megatron.run.vocabulary import Stamps, stamps_of, vocabulary
 
 LONGEST_LINE: Final = 1000
@@ -63,9 +64,9 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
-    if not flags[TrainFlags].skip_train:
+    if not flags[TrainSettings].skip_train:
         return
-    if not evaluation_batches(flags[TrainFlags]):
+    if not evaluation_batches(flags[TrainSettings]):
         yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
     if not sets_to_evaluate(flags):
         yield f"--skip-train evaluates nothing: {_why_nothing(flags)}"
@@ -82,7 +83,7 @@ def _why_nothing(flags: Flags) -> str:
 
 @notes
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
-    own = flags[TrainFlags]
+    own = flags[TrainSettings]
     if own.skip_train or not evaluation_batches(own) or sets_to_evaluate(flags):
         return
     given = (
@@ -118,7 +119,7 @@ def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
         for declared in declarations(CorpusSettings)
         if declared.kind is not bool and (value := getattr(flags[CorpusSettings], declared.name))
     ]
-    saved, deepspeed = flags[CheckpointSettings], flags[TrainFlags].deepspeed_config
+    saved, deepspeed = flags[CheckpointSettings], flags[DeepSpeedSettings].deepspeed_config
     if saved.load is not None and not saved.use_checkpoint_args:
         named.append(f"--load {saved.load}")
     if deepspeed is not None:

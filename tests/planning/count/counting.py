@@ -17,7 +17,7 @@ from megatron.planning.count.run import count_ranks
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import RankCount
@@ -51,7 +51,7 @@ def run_of(
         samples: of a microbatch.
         sizes: further options of ``ParallelConfig``.
         optimizer: of the run.
-        train: further options of ``TrainConfig``.
+        train: further options of ``TrainSettings``.
     """
     layout = dict(sizes or {})
     options: dict[str, Any] = {
@@ -75,7 +75,7 @@ def run_of(
             replicas=ReplicaSettings(size=layout["context"].size if "context" in layout else 1),
             **layout,
         ),
-        train=TrainConfig(**(options | train)),
+        train=TrainSettings(**(options | train)),
         optimizer=optimizer or OptimizerSettings(lr=1.0),
         data=DataSettings(split=Split(1, 0, 0), seq_length=model.seq_length, seed=0),
         log=LogSettings(log_interval=1),
