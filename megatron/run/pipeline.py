@@ -11,16 +11,15 @@ from megatron.flags.groups import Flags, faults_of, result_of
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
+from megatron.model.stage_settings import StageSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
     CHUNKS,
-    DEFAULT_SCHEDULE,
     FILE_SCHEDULES,
     LAYOUT,
     Ask,
-    PipelineFlags,
     chunks_of,
     compares_treatments,
     distributions,
@@ -38,7 +37,12 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
-from megatron.schedules.settings import PlanSettings, SliceSettings
+from megatron.schedules.settings import (
+    DEFAULT_SCHEDULE,
+    PlanSettings,
+    ScheduleSettings,
+    SliceSettings,
+)
 
 _GROUP: Final = "microbatch_group_size_per_virtual_pipeline_stage"
 
@@ -54,7 +58,11 @@ def _plan_size(flags: Flags) -> Iterator[str]:
     forwards = ranks * chunks * microbatches
     if forwards <= MOST_FORWARDS:
         return
-    asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
+    asked = [
+        *given_flags(flags[ScheduleSettings], *CHUNKS),
+        *given_flags(flags[StageSettings], LAYOUT),
+        "--pipeline-schedule",
+    ][0]
     worst = max(
         (microbatches, f"--global-batch-size {flags[TrainSettings].global_batch_size}"),
         (chunks, asked),
@@ -92,7 +100,6 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
     """Refuse to compare treatments with a flag, a plan or costs that belong to one treatment."""
     if not compares_treatments(flags):
         return
-    pipeline = flags[PipelineFlags]
     for ask in treatments_asked(flags):
         if ask.flag != AUTO_FLAG:
             yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
@@ -102,7 +109,7 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
             "several: name one"
         )
     if len(left := treatments_of(flags)) == 1:
-        others = ", ".join(given_flags(pipeline, *ACCOUNTS))
+        others = ", ".join(given_flags(flags[StageSettings], *ACCOUNTS))
         yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
 
 

@@ -156,6 +156,8 @@ def train_settings(flags: Flags, replicas: int) -> TrainSettings:
         eval_iters=EVALUATION if own.eval_iters is None else own.eval_iters,
         replicas=replicas,
         rampup=growth_of(own),
+        rampup_batch_size=(),  # the growth stands for its words
+        batch_size_steps=(),
         final_sets=sets if evaluates else (),
         precision=flags[PrecisionSettings],
         recomputation=flags[RecomputeSettings].recomputation,

@@ -23,7 +23,6 @@ from megatron.run.pairs import pairs_of
 from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
 from megatron.run.train import TrainSettings
-from megatron.run.treatment import DEFAULT_TREATMENT
 from megatron.schedules.catalogue import (
     OF_EVERY_SHAPE,
     OPTION_FLAGS,
@@ -32,6 +31,7 @@ from megatron.schedules.catalogue import (
     TRIED_FIRST,
 )
 from megatron.schedules.settings import SliceSettings
+from megatron.schedules.treatment_settings import DEFAULT_TREATMENT
 from megatron.schedules.treatments import TREATMENTS
 
 _MOST_TENSOR: Final = 16

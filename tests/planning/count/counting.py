@@ -20,6 +20,8 @@ from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainSettings
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
+from megatron.schedules.settings import ScheduleSettings
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.simulator.costs.count import RankCount
 
 MODEL: Final = GPT.replaced(
@@ -68,8 +70,8 @@ def run_of(
         model=model,
         parallel=ParallelConfig(
             pipeline=PipelineRankSettings(ranks),
-            vocab_parallel=treatment,
-            pipeline_schedule="1f1b",
+            treatment=TreatmentSettings(treatment),
+            schedule=ScheduleSettings("1f1b"),
             padded_vocab_size=model.vocab_size,
             devices=DeviceSettings("cuda", "nccl", 1),
             replicas=ReplicaSettings(size=layout["context"].size if "context" in layout else 1),
