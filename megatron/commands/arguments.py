@@ -8,7 +8,7 @@ from typing import Any, Final
 from megatron.flags.declare import flag
 from megatron.flags.ranges import COUNT, SECONDS
 from megatron.native.files import replace_text, write_text
-from megatron.schedules.catalogue import CHUNKED_SCHEDULES, GROUPED_SCHEDULES, SCHEDULE_NAMES
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES, takers
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.plan_flags import PLAN_FLAGS
@@ -55,7 +55,7 @@ class PlanFlags:
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
     microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
         "Microbatches that go through a chunk before any of them enters the next, for "
-        f"{' or '.join(GROUPED_SCHEDULES)}.", COUNT, metavar="MICROBATCHES",
+        f"{' or '.join(takers('group'))}.", COUNT, metavar="MICROBATCHES",
         names=PLAN_FLAGS["group"][1:], unset="as many as ranks")
     num_seq_splits: int | None = flag(None,
         "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",

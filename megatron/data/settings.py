@@ -226,6 +226,14 @@ class DataSettings:
         return next((flag for flag, named in self.named_by if named == prefix), "--data-path")
 
     @property
+    def weighs_tokens_alike(self) -> bool:
+        """Whether every token that counts has the same weight; otherwise every microbatch has.
+
+        If all tokens count, the two are the same.
+        """
+        return self.calculate_per_token_loss or not self.eod_mask_loss
+
+    @property
     def documents(self) -> DocumentSettings | None:
         """How the documents within a sample are kept apart; ``None``: they are not."""
         if not (self.resets.reset_attention_mask or self.resets.reset_position_ids):

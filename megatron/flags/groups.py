@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Config = TypeVar("Config", bound=DataclassInstance)
 
 Group = TypeVar("Group")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,18 +133,30 @@ def filled(
 
 
 def copied(config: "type[Config]", group: "DataclassInstance", **derived: Any) -> "Config":
-    """Make a configuration from a group of flags.
+    """Make a configuration from a group of flags, or a node with all values from a node of flags.
 
     Args:
         config: class of the configuration.
         group: flags, which become the fields of the same names.
-        derived: the fields that have no flag of their name, or another value than the flag.
+        derived: the fields that have no flag of their name, or another value than the flag; flags
+            of their names are not read.
     """
-    names = {field.name for field in dataclasses.fields(config)}
+    names = {own.name for own in dataclasses.fields(config) if own.name not in derived}
     same = {f.name: getattr(group, f.name) for f in dataclasses.fields(group) if f.name in names}
-    left = names - same.keys() - derived.keys()
+    left = names - same.keys()
     assert not left, f"no flag and no derivation for {sorted(left)} of {config.__name__}"
     return config(**(same | derived))
+
+
+def result_of(work: Callable[[], Result]) -> Result | None:
+    """Return the result of a piece of work; ``None``: it has a fault, which ``faults_of`` yields.
+
+    Rules use it for work whose faults another rule reports.
+    """
+    try:
+        return work()
+    except (ValueError, OSError):
+        return None
 
 
 def faults_of(work: Callable[[], object]) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Proposal:
 
     def mfu(self, question: Question) -> float:
         """FLOPs of the model as a share of the peak of all GPUs."""
-        flops = iteration_flops(self.config.model, question.batch)
+        flops = iteration_flops(self.config.model, question.global_batch_size)
         peak = 1e12 * question.gpus.gpu.peak_tflops * question.gpus.count
         return flops / (peak * self.seconds)
 

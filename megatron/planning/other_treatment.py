@@ -132,8 +132,8 @@ def _with_treatment(config: RunConfig, run_plan: RunPlan, treatment: str) -> Run
     spread = config.parallel.layers
     parallel = replace(
         config.parallel,
-        vocab_parallel=treatment,
-        pipeline_schedule=run_plan.schedule,
+        treatment=config.parallel.treatment.named(treatment),
+        schedule=replace(config.parallel.schedule, pipeline_schedule=run_plan.schedule),
         layers=LayerDistribution() if spread.kind == "redis" else spread,
         planning=replace(config.parallel.planning, measured_costs=None),
     )

@@ -49,7 +49,7 @@ def job_json(question: Question) -> dict[str, Any]:
             "per_machine": gpus.per_machine,
         },
         "batch": {
-            "samples": question.batch,
+            "samples": question.global_batch_size,
             "seq_length": question.seq_length,
             "tokens": question.batch_tokens,
         },

@@ -54,8 +54,8 @@ def _job(question: Question, taken: Proposal) -> str:
     return (
         f"{question.model or 'a model by its flags'}: {counted(model.num_layers, 'layer')}, "
         f"hidden size {model.hidden_size:,}{experts}, vocabulary {model.vocab_size:,}; on "
-        f"{question.gpus}; {counted(question.batch, 'sample')} of {question.seq_length:,} tokens "
-        f"an iteration{length}"
+        f"{question.gpus}; {counted(question.global_batch_size, 'sample')} of "
+        f"{question.seq_length:,} tokens an iteration{length}"
     )
 
 

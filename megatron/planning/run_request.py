@@ -121,7 +121,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         parallel.vocab_parallel,
         parallel.pipeline.size,
         microbatches,
-        chunks=parallel.virtual_stages if traits.takes_chunks else None,
+        chunks=parallel.schedule.chunks if traits.takes_chunks else None,
         group=parallel.planning.group if "group" in traits.options else None,
         memory_limit=parallel.planning.memory_limit,
         recompute_ahead=parallel.recompute_ahead,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.flags.groups import Flags
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 
 
 def checkpoints_of(flags: Flags, upcycling: int) -> CheckpointSettings:
@@ -13,7 +13,7 @@ def checkpoints_of(flags: Flags, upcycling: int) -> CheckpointSettings:
     A run without training saves nothing and loads only weights, and a checkpoint must be there.
     """
     own = replace(flags[CheckpointSettings], upcycling=upcycling)
-    if not flags[TrainFlags].skip_train:
+    if not flags[TrainSettings].skip_train:
         return own
     return replace(
         own, save=None, load_optimizer=False, exit_on_missing_checkpoint=True, trains=False

@@ -24,7 +24,7 @@ from megatron.run.run_config import RunConfig, resolve
 from megatron.run.saved_model import add_saved_model
 from megatron.run.saved_tokenizer import add_saved_tokenizer
 from megatron.run.topics import DECLARED, GROUPS, TOPICS
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 from megatron.run.words import sort_words
 
 
@@ -131,7 +131,7 @@ def modules_of_rules() -> tuple[ModuleType, ...]:
 
 def with_default_batch(flags: Flags) -> Flags:
     """Return the flags with a batch of one microbatch per replica, if no batch size is given."""
-    train = flags[TrainFlags]
+    train = flags[TrainSettings]
     if train.global_batch_size is not None or train.micro_batch_size is None:
         return flags
     batch = train.micro_batch_size * number_of_replicas(flags)
@@ -144,7 +144,11 @@ def without_training(flags: Flags) -> Flags:
     No step is taken, so neither of them changes anything. Without a length, spans of the learning
     rate are spans of nothing, so they are left out too.
     """
-    train, optimizer, spans = flags[TrainFlags], flags[OptimizerSettings], flags[RateSpanSettings]
+    train, optimizer, spans = (
+        flags[TrainSettings],
+        flags[OptimizerSettings],
+        flags[RateSpanSettings],
+    )
     if not train.skip_train:
         return flags
     if train.train_iters is None and train.train_samples is None:

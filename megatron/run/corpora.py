@@ -3,7 +3,7 @@
 from megatron.data.named_corpora import NamedCorpora
 from megatron.data.settings import CorpusSettings, DataSettings
 from megatron.data.shares import EvaluationSet
-from megatron.flags.groups import Flags
+from megatron.flags.groups import Flags, result_of
 from megatron.run.dry_run import DryRunSettings
 
 
@@ -16,10 +16,7 @@ def sets_to_evaluate(flags: Flags) -> tuple[EvaluationSet, ...]:
     """Return the evaluation sets that have documents; all of them if the flags have a fault."""
     if not flags[CorpusSettings].gives_splits:
         return flags[DataSettings].split.evaluated
-    try:
-        paths = corpora_of(flags).own_paths()
-    except ValueError:
-        paths = None
+    paths = result_of(corpora_of(flags).own_paths)
     if paths is None:
         return ("validation", "test")
     found: list[EvaluationSet] = ["validation"] if paths.valid else []

@@ -11,7 +11,7 @@ from megatron.model.settings import ShapeSettings
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import TensorRankSettings
 from megatron.run.eight_bits import asks_for_engine
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 
 
 @refuses
@@ -28,7 +28,7 @@ def fault_of_tokens(flags: Flags, length: int, named: str) -> Iterator[str]:
         length: tokens of a sample that a pass has, if context-parallel ranks do not share them.
         named: that length in words.
     """
-    own, samples = flags[EightBitSettings], flags[TrainFlags].micro_batch_size
+    own, samples = flags[EightBitSettings], flags[TrainSettings].micro_batch_size
     if own.fp8_format is None or samples is None:
         return
     if own.wide_weight_gradients and not asks_for_engine(flags):

@@ -10,7 +10,7 @@ from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import INTERVAL_OR_NONE, SECONDS, Range
 from megatron.flags.rules import notes, refuses
-from megatron.run.train import TrainFlags, iterations
+from megatron.run.train import TrainSettings, iterations
 
 
 def _iteration(word: str) -> int:
@@ -90,7 +90,7 @@ class GuardSettings:
 
 @notes
 def _skipped_beyond_the_end(flags: Flags) -> Iterator[str]:
-    total = iterations(flags[TrainFlags]).total
+    total = iterations(flags[TrainSettings]).total
     beyond = sorted({one for one in flags[GuardSettings].iterations_to_skip if one > total})
     if beyond and total > 0:
         yield (

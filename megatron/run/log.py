@@ -11,7 +11,7 @@ from megatron.flags.ranges import INTERVAL, NOT_NEGATIVE, Range
 from megatron.flags.rules import refuses
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.records import RecordSettings
-from megatron.run.train import TrainFlags, iterations
+from megatron.run.train import TrainSettings, iterations
 
 SCHEDULE_PROFILE_ITERATIONS: Final = 3
 """Iterations whose passes are timed if ``--profile-schedule-end`` is not given."""
@@ -93,7 +93,7 @@ def _trace(flags: Flags) -> Iterator[str]:
             f"--profile-step-end {log.profile_step_end} is not after --profile-step-start "
             f"{log.profile_step_start}: nothing would be traced; raise it"
         )
-    last = iterations(flags[TrainFlags]).last
+    last = iterations(flags[TrainSettings]).last
     if log.profile_step_start > last > 0:
         yield (
             f"--profile-step-start {log.profile_step_start} is after the last iteration, "
@@ -133,7 +133,7 @@ def _schedule_profile(flags: Flags) -> Iterator[str]:
             f"--profile-schedule-start {start} measures passes, and nothing is done with it: add "
             "--save-measured-costs FILE, --replan or both"
         )
-    last = iterations(flags[TrainFlags]).last
+    last = iterations(flags[TrainSettings]).last
     if 0 < last < end - (not flags[LogSettings].replan):
         more = ", and --replan needs one more after them" if flags[LogSettings].replan else ""
         yield (

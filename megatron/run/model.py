@@ -36,5 +36,8 @@ def model_of(flags: Flags, vocab_size: int) -> ModelSettings:
 
 
 def sound_model(flags: Flags) -> ModelSettings:
-    """Return the model that flags ask for, with a vocabulary of 1 entry; rules use the rest."""
+    """Return the model that flags ask for, with a vocabulary of 1 entry; rules use the rest.
+
+    Flags that contradict each other make a model too; rules about them report the mistake.
+    """
     return model_of(flags, vocab_size=1)

@@ -16,7 +16,7 @@ from megatron.optimizer.settings import Implementation, MuonSettings, OptimizerS
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import loss_scale_of, narrow_types
-from megatron.run.train import TrainFlags, batch_sizes, iterations
+from megatron.run.train import TrainSettings, batch_sizes, iterations
 
 ADAMW: Final = "--optimizer-impl"
 INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
@@ -24,7 +24,7 @@ INSTALL: Final = "build it from github.com/NVIDIA/apex with its CUDA extensions"
 
 def optimizer_config(flags: Flags) -> OptimizerSettings:
     """Return the optimizer's configuration, with the spans of its rates in samples."""
-    train, spans = flags[TrainFlags], rate_spans(flags)
+    train, spans = flags[TrainSettings], rate_spans(flags)
     hidden_size = flags[ShapeSettings].hidden_size
     return replace(
         flags[OptimizerSettings],
@@ -41,7 +41,7 @@ def optimizer_config(flags: Flags) -> OptimizerSettings:
 
 def rate_spans(flags: Flags) -> Spans:
     """Return the spans of the learning rate in samples."""
-    train = flags[TrainFlags]
+    train = flags[TrainSettings]
     length, sizes = iterations(train), batch_sizes(train)
     samples = train.train_samples or length.samples
     return flags[RateSpanSettings].in_samples(length.total, samples, sizes.samples_of)
@@ -62,7 +62,7 @@ def implementation_of(flags: Flags) -> Implementation:
 
 def updates(flags: Flags) -> bool:
     """Return whether Adam updates any weights."""
-    return flags[OptimizerSettings].optimizer != "sgd" and not flags[TrainFlags].skip_train
+    return flags[OptimizerSettings].optimizer != "sgd" and not flags[TrainSettings].skip_train
 
 
 def is_narrow(flags: Flags) -> bool:

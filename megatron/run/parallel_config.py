@@ -32,7 +32,14 @@ from megatron.run.schedule import (
     treatment_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
+from megatron.schedules.settings import (
+    OffloadSettings,
+    PairSettings,
+    PlanSettings,
+    ScheduleSettings,
+    SliceSettings,
+)
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.collective_time import Links
 from megatron.simulator.costs.gpus import Gpu
@@ -45,13 +52,11 @@ class ParallelConfig:
 
     Attributes:
         pipeline: pipeline ranks.
-        vocab_parallel: treatment of the vocabulary layers, a name of ``TREATMENTS``.
-        pipeline_schedule: schedule of the passes, a name of ``TRAINABLE_SCHEDULES``.
+        schedule: schedule of the passes, and the chunks of a rank.
+        treatment: treatment of the vocabulary layers.
         padded_vocab_size: rows of the whole vocabulary matrix, a multiple of ``vocab_shards``.
         devices: kind of device that every rank computes on, and the communication library.
         vocabulary: shards of the vocabulary layers.
-        virtual_stages: model chunks of a rank, for a schedule of ``CHUNKED_SCHEDULES``;
-            ``None``: as few as the schedule needs.
         layers: how transformer layers are spread over the stages.
         recompute_ahead: with layers that are computed again in passes of their own (R), the most
             chunks that a rank may hold between R and B; ``None``: B computes layers again.
@@ -69,13 +74,12 @@ class ParallelConfig:
         offload: activations that wait on the host.
     """
 
-    vocab_parallel: str
-    pipeline_schedule: str
+    schedule: ScheduleSettings
+    treatment: TreatmentSettings
     padded_vocab_size: int
     devices: DeviceSettings
     pipeline: PipelineRankSettings = field(default_factory=PipelineRankSettings)
     vocabulary: ShardSettings = field(default_factory=ShardSettings)
-    virtual_stages: int | None = None
     layers: LayerDistribution = field(default_factory=LayerDistribution)
     recompute_ahead: int | None = None
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
@@ -136,6 +140,16 @@ class ParallelConfig:
         return None if self.gpu is None else self.cluster.links(self.gpu)
 
     @property
+    def pipeline_schedule(self) -> str:
+        """Schedule of the passes, a name of ``TRAINABLE_SCHEDULES``."""
+        return self.schedule.name
+
+    @property
+    def vocab_parallel(self) -> str:
+        """Treatment of the vocabulary layers, a name of ``TREATMENTS``."""
+        return self.treatment.name
+
+    @property
     def vocab_shards(self) -> int:
         """Parts of the vocabulary matrix: p x t, or t if the pipeline does not split it."""
         sharded = TREATMENTS[self.vocab_parallel].is_sharded
@@ -157,11 +171,12 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         slices=flags[SliceSettings],
         experts=expert_ranks(flags),
         pairs=pairs_of(flags),
-        vocab_parallel=treatment,
-        pipeline_schedule=schedule_of(flags),
+        schedule=flags[ScheduleSettings].named(
+            schedule_of(flags), None if leaves_one_chunk(flags) else chunks_of(flags)
+        ),
+        treatment=flags[TreatmentSettings].named(treatment),
         padded_vocab_size=vocab_size,
         devices=flags[DeviceSettings].resolved(),
-        virtual_stages=None if leaves_one_chunk(flags) else chunks_of(flags),
         layers=distribution_of(flags, treatment),
         planning=flags[PlanSettings],
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,

@@ -7,21 +7,19 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
-from megatron.flags.groups import Flags, faults_of
+from megatron.flags.groups import Flags, faults_of, result_of
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import distribute
 from megatron.model.settings import ShapeSettings
+from megatron.model.stage_settings import StageSettings
 from megatron.parallel.settings import PipelineRankSettings
-from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import (
     ACCOUNTS,
     AUTO_FLAG,
     CHUNKS,
-    DEFAULT_SCHEDULE,
     FILE_SCHEDULES,
     LAYOUT,
     Ask,
-    PipelineFlags,
     chunks_of,
     compares_treatments,
     distributions,
@@ -33,13 +31,18 @@ from megatron.run.schedule import (
     treatments_of,
 )
 from megatron.run.stages import distribution_of
-from megatron.run.train import TrainFlags
-from megatron.schedules.catalogue import GROUPED_SCHEDULES, TRAITS
+from megatron.run.train import TrainSettings, batch_share
+from megatron.schedules.catalogue import OPTIONS, TRAITS, takers
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
 from megatron.schedules.request import MOST_FORWARDS
-from megatron.schedules.settings import PlanSettings, SliceSettings
+from megatron.schedules.settings import (
+    DEFAULT_SCHEDULE,
+    PlanSettings,
+    ScheduleSettings,
+    SliceSettings,
+)
 
 _GROUP: Final = "microbatch_group_size_per_virtual_pipeline_stage"
 
@@ -50,14 +53,18 @@ def _plan_size(flags: Flags) -> Iterator[str]:
 
     The line begins with the flag of the largest number: microbatches, chunks or ranks.
     """
-    microbatches, ranks = _microbatches(flags), flags[PipelineRankSettings].size
+    microbatches, ranks = batch_share(flags).microbatches, flags[PipelineRankSettings].size
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
     forwards = ranks * chunks * microbatches
     if forwards <= MOST_FORWARDS:
         return
-    asked = [*given_flags(flags[PipelineFlags], *CHUNKS, LAYOUT), "--pipeline-schedule"][0]
+    asked = [
+        *given_flags(flags[ScheduleSettings], *CHUNKS),
+        *given_flags(flags[StageSettings], LAYOUT),
+        "--pipeline-schedule",
+    ][0]
     worst = max(
-        (microbatches, f"--global-batch-size {flags[TrainFlags].global_batch_size}"),
+        (microbatches, f"--global-batch-size {flags[TrainSettings].global_batch_size}"),
         (chunks, asked),
         (ranks, f"--pipeline-model-parallel-size {ranks}"),
     )[1]
@@ -93,7 +100,6 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
     """Refuse to compare treatments with a flag, a plan or costs that belong to one treatment."""
     if not compares_treatments(flags):
         return
-    pipeline = flags[PipelineFlags]
     for ask in treatments_asked(flags):
         if ask.flag != AUTO_FLAG:
             yield f"{AUTO_FLAG} compares treatments, and {ask.flag} names one: give one of them"
@@ -103,7 +109,7 @@ def _auto_treatment_rule(flags: Flags) -> Iterator[str]:
             "several: name one"
         )
     if len(left := treatments_of(flags)) == 1:
-        others = ", ".join(given_flags(pipeline, *ACCOUNTS))
+        others = ", ".join(given_flags(flags[StageSettings], *ACCOUNTS))
         yield f"{AUTO_FLAG} has nothing to compare with {left[0]} beside {others}: leave that out"
 
 
@@ -151,14 +157,15 @@ def _groups_of_schedule(flags: Flags) -> Iterator[str]:
     Where nothing asks for another schedule than the default, groups have no effect, as in Megatron.
     """
     schedule, size = schedule_of(flags), flags[PlanSettings].group
+    traits, option = TRAITS[schedule], OPTIONS["group"]
     ranks = flags[PipelineRankSettings].size
     for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
-        if schedule not in GROUPED_SCHEDULES and not TRAITS[schedule].compares:
+        if option.flag not in traits.flags and not traits.compares:
             yield (
                 f"{given}: {schedule} has no groups of a size to choose: leave it out, or take "
-                f"--pipeline-schedule {' or '.join(GROUPED_SCHEDULES)}"
+                f"--pipeline-schedule {' or '.join(takers('group'))}"
             )
-        elif size is not None and size < ranks:
+        elif size is not None and not option.allows(size, ranks):
             yield (
                 f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
                 f"would wait for the last one in every turn: give {ranks} or more, or leave it out"
@@ -182,19 +189,13 @@ def _idle_groups(flags: Flags) -> Iterator[str]:
             )
         elif size == ranks:
             yield f"{given} changes nothing: groups are as large as the pipeline anyway"
-        elif 0 < (units := _microbatches(flags) * flags[SliceSettings].num_seq_splits) <= ranks:
+        elif 0 < (units := _units(flags)) <= ranks:
             yield f"{given} changes nothing: an iteration has {units} microbatches or slices"
 
 
-def _samples_at_once(flags: Flags) -> int:
-    """Return the samples of one microbatch of every replica."""
-    return (flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(flags)
-
-
-def _microbatches(flags: Flags) -> int:
-    """Return the microbatches of a replica in an iteration."""
-    share = _samples_at_once(flags)
-    return (flags[TrainFlags].global_batch_size or share) // share
+def _units(flags: Flags) -> int:
+    """Return the slices of all microbatches of a replica in an iteration."""
+    return batch_share(flags).microbatches * flags[SliceSettings].num_seq_splits
 
 
 @refuses
@@ -208,12 +209,12 @@ def _plan_file(flags: Flags) -> Iterator[str]:
     except ValueError as error:
         yield f"--schedule-file: {error}"
         return
-    share, slices = _samples_at_once(flags), flags[SliceSettings].num_seq_splits
+    share, slices = batch_share(flags), flags[SliceSettings].num_seq_splits
     ranks = flags[PipelineRankSettings].size
-    for misfit in misfits(plan, ranks, _microbatches(flags), treatment_of(flags), slices):
+    for misfit in misfits(plan, ranks, share.microbatches, treatment_of(flags), slices):
         way_out = {
             "ranks": f"--pipeline-model-parallel-size {plan.ranks}",
-            "microbatches": f"--global-batch-size {plan.microbatches * share}",
+            "microbatches": f"--global-batch-size {plan.microbatches * share.at_once}",
             "slices": f"--num-seq-splits {plan.slices}",
             "vocabulary": f"--vocab-parallel {treatments_of_plan(plan)[0]}",
         }[misfit.field]
@@ -226,10 +227,7 @@ def _layers_of_plan(plan: Plan, flags: Flags) -> Iterator[str]:
 
     Layers that depend on costs are not judged here.
     """
-    try:
-        layers = distribution_of(flags, treatment_of(flags))
-    except ValueError:
-        return  # the rules about the flags report this mistake
-    if not layers.needs_times:
+    layers = result_of(lambda: distribution_of(flags, treatment_of(flags)))
+    if layers is not None and not layers.needs_times:
         spread = partial(distribute, layers, flags[ShapeSettings].num_layers, len(plan.stages))
         yield from faults_of(spread)

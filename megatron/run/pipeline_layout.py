@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from megatron.flags.declare import cut
+from megatron.flags.groups import result_of
 from megatron.schedules.catalogue import TRAITS
 
 LAYOUT_FLAG: Final = "--pipeline-model-parallel-layout"
@@ -77,10 +78,7 @@ def parse_layout(text: str) -> PipelineLayout:
 
 def readable_layout(text: str | None) -> PipelineLayout | None:
     """Return ``parse_layout`` of a text; ``None`` if there is no text, or it has a fault."""
-    try:
-        return None if text is None else parse_layout(text)
-    except ValueError:
-        return None
+    return None if text is None else result_of(lambda: parse_layout(text))
 
 
 def layout_faults(

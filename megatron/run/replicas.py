@@ -5,8 +5,9 @@ The ranks of a job make as many replicas as they can.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from megatron.flags.groups import Flags, options_of
+from megatron.flags.groups import Flags, options_of, result_of
 from megatron.flags.rules import notes, refuses
 from megatron.layers.eight_bit_settings import GATHER, EightBitSettings
 from megatron.optimizer.settings import OptimizerSettings
@@ -19,7 +20,7 @@ from megatron.run.dry_run import DryRunSettings
 from megatron.run.expert_ranks import replicas_exchange
 from megatron.run.parallelism import number_of_replicas, ranks_of_replica
 from megatron.run.precision import NARROW_SUMS, PrecisionSettings
-from megatron.run.train import TrainFlags, growth_of
+from megatron.run.train import TrainSettings, growth_of
 from megatron.schedules.counted import counted
 
 
@@ -151,7 +152,7 @@ def _gathering(flags: Flags) -> Iterator[str]:
 
 
 def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
-    batch, micro = flags[TrainFlags].global_batch_size, flags[TrainFlags].micro_batch_size
+    batch, micro = flags[TrainSettings].global_batch_size, flags[TrainSettings].micro_batch_size
     if batch is None or replicas == 1 or batch % micro or not batch % (micro * replicas):
         return
     near = max(1, batch // (micro * replicas)) * micro * replicas
@@ -162,11 +163,8 @@ def _share_of_the_batch(replicas: int, flags: Flags) -> Iterator[str]:
 
 
 def _shares_of_growing_batches(replicas: int, flags: Flags) -> Iterator[str]:
-    try:
-        growth = growth_of(flags[TrainFlags])
-    except ValueError:
-        return  # the rules about the flags report this mistake
-    train = flags[TrainFlags]
+    train = flags[TrainSettings]
+    growth = result_of(partial(growth_of, train))
     unit = train.micro_batch_size * replicas
     if growth is not None and not growth.are_multiples(unit):
         given, sizes = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from megatron.checkpoint.settings import CheckpointSettings
 from megatron.data.settings import CorpusSettings, DataSettings, DocumentSettings, FillSettings
 from megatron.data.tokenizers.settings import TokenizerSettings
-from megatron.flags.groups import Flags, copied
+from megatron.flags.groups import Flags
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.optimizer.settings import OptimizerSettings
@@ -35,8 +35,7 @@ from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.train import (
     EVALUATION,
-    TrainConfig,
-    TrainFlags,
+    TrainSettings,
     evaluation_batches,
     growth_of,
     iterations,
@@ -65,7 +64,7 @@ class RunConfig:
 
     model: ModelSettings
     parallel: ParallelConfig
-    train: TrainConfig
+    train: TrainSettings
     optimizer: OptimizerSettings
     data: DataSettings
     log: LogSettings
@@ -106,11 +105,11 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
     No flag leaves anything to the run's plan but its schedule (``command_line.run_of``).
     """
     vocab_size, eod_token = vocabulary(flags)
-    replicas, train = number_of_replicas(flags), flags[TrainFlags]
+    replicas, train = number_of_replicas(flags), flags[TrainSettings]
     return RunConfig(
         model=model_of(flags, vocab_size),
         parallel=parallel_config(flags, vocab_size, replicas),
-        train=train_config(flags, replicas),
+        train=train_settings(flags, replicas),
         checkpoint=checkpoints_of(flags, upcycling_of(flags)),
         guard=flags[GuardSettings],
         optimizer=optimizer_config(flags),
@@ -138,7 +137,7 @@ def data_settings(flags: Flags, vocab_size: int, eod_token: int) -> DataSettings
     return replace(
         own,
         seq_length=flags[ShapeSettings].seq_length,
-        seed=flags[TrainFlags].seed,
+        seed=flags[TrainSettings].seed,
         blend=() if flags[CorpusSettings].gives_splits else named.blend(),
         own_paths=named.own_paths(),
         named_by=named.by_flag(),
@@ -150,32 +149,28 @@ def data_settings(flags: Flags, vocab_size: int, eod_token: int) -> DataSettings
     )
 
 
-def train_config(given: Flags, replicas: int) -> TrainConfig:
+def train_settings(flags: Flags, replicas: int) -> TrainSettings:
     """Return length, batches and precision of a run. Only a set with documents is evaluated."""
-    flags, sets = given[TrainFlags], sets_to_evaluate(given)
-    length = iterations(flags)
-    evaluates = evaluation_batches(flags) > 0
-    between = evaluates and "validation" in sets and not flags.skip_train
-    return copied(
-        TrainConfig,
-        flags,
+    own, sets = flags[TrainSettings], sets_to_evaluate(flags)
+    length = iterations(own)
+    evaluates = evaluation_batches(own) > 0
+    between = evaluates and "validation" in sets and not own.skip_train
+    return replace(
+        own,
         global_batch_size=length.batch,
         train_iters=length.total,
-        precision=given[PrecisionSettings],
-        eval_interval=flags.eval_interval if between else None,
-        eval_iters=EVALUATION if flags.eval_iters is None else flags.eval_iters,
-        final_sets=sets if evaluates else (),
-        full_validation=given[DataSettings].full_validation,
+        eval_interval=own.eval_interval if between else None,
+        eval_iters=EVALUATION if own.eval_iters is None else own.eval_iters,
         replicas=replicas,
-        rampup=growth_of(flags),
-        length=flags.train_samples,
-        recomputation=given[RecomputeSettings].recomputation,
-        captures_passes=captures_passes(given),
-        could_capture=could_capture(given),
-        eight_bits=eight_bits_of(given),
-        grouped_package=grouped_package(given),
-        host_states=host_states(given),
-        calculate_per_token_loss=(
-            given[DataSettings].calculate_per_token_loss or not given[DataSettings].eod_mask_loss
-        ),
+        rampup=growth_of(own),
+        rampup_batch_size=(),  # the growth stands for its words
+        batch_size_steps=(),
+        final_sets=sets if evaluates else (),
+        precision=flags[PrecisionSettings],
+        recomputation=flags[RecomputeSettings].recomputation,
+        captures_passes=captures_passes(flags),
+        could_capture=could_capture(flags),
+        eight_bits=eight_bits_of(flags),
+        grouped_package=grouped_package(flags),
+        host_states=host_states(flags),
     )

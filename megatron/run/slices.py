@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Final
 
 from megatron.flags.auto import AUTO
-from megatron.flags.groups import Flags, Rule
+from megatron.flags.groups import Flags, Rule, faults_of, result_of
 from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
 from megatron.parallel.context_settings import ContextRankSettings
@@ -24,20 +25,19 @@ _SPLITS: Final = "--num-seq-splits"
 _STRATEGY: Final = "--seq-split-strategy"
 
 
+def _lengths_of(flags: Flags) -> tuple[int, ...]:
+    """Return the tokens of every slice; errors as in ``lengths_of_slices``."""
+    own = flags[SliceSettings]
+    return lengths_of_slices(sound_model(flags), own.num_seq_splits, own.strategy)
+
+
 @refuses
 def _lengths(flags: Flags) -> Iterator[str]:
     slices = flags[SliceSettings].num_seq_splits
     if slices < 2:
         return
-    try:
-        model = sound_model(flags)
-    except ValueError:  # another rule reports this mistake
-        return
-    try:
-        lengths = lengths_of_slices(model, slices, flags[SliceSettings].strategy)
-    except ValueError as error:
-        yield str(error)
-        return
+    yield from faults_of(partial(_lengths_of, flags))
+    lengths = result_of(partial(_lengths_of, flags)) or ()
     words = ", ".join(map(str, sorted(set(lengths))))
     context, tensor = flags[ContextRankSettings].size, flags[TensorRankSettings].size
     chunks = 2 * context if context > 1 else 1
@@ -97,10 +97,7 @@ def _eight_bits(flags: Flags) -> Iterator[str]:
     slices = flags[SliceSettings].num_seq_splits
     if slices < 2:
         return
-    try:
-        lengths = lengths_of_slices(sound_model(flags), slices, flags[SliceSettings].strategy)
-    except ValueError:  # another rule reports this mistake
-        return
+    lengths = result_of(partial(_lengths_of, flags)) or ()
     for length in sorted(set(lengths)):
         yield from fault_of_tokens(flags, length, f"{length} tokens of {_SPLITS} {slices}")
 

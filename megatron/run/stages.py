@@ -11,16 +11,15 @@ from megatron.flags.readable import nearest
 from megatron.flags.rules import notes, refuses
 from megatron.model.distribution import LayerDistribution, distribute
 from megatron.model.settings import FurtherTokensSettings, ShapeSettings
+from megatron.model.stage_settings import StageSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.experts import mixes_kinds
 from megatron.run.pipeline_layout import LAYOUT_FLAG, layout_faults
 from megatron.run.schedule import (
     ACCOUNTS,
     CHUNKS,
-    DEFAULT_SCHEDULE,
     ENDS,
     LAYOUT,
-    PipelineFlags,
     chunks_of,
     distributions,
     given_flags,
@@ -32,6 +31,7 @@ from megatron.run.schedule import (
 )
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
+from megatron.schedules.settings import DEFAULT_SCHEDULE, ScheduleSettings
 from megatron.schedules.treatments import TREATMENTS
 
 _NAMED: Final = ("even", "remainder", "cost", "redis")
@@ -43,7 +43,7 @@ _LONGEST_COUNT: Final = 8
 
 def distribution_of(flags: Flags, treatment: str) -> LayerDistribution:
     """Return how the layers are spread over the stages under a treatment of the vocabulary."""
-    pipeline = flags[PipelineFlags]
+    pipeline = flags[StageSettings]
     text = pipeline.layer_distribution
     if TREATMENTS[treatment].redistributed:
         return LayerDistribution("redis", last=pipeline.final_stage_num_layers)
@@ -71,21 +71,21 @@ def costs_decide(flags: Flags) -> bool:
 
     Layers differ if some have experts and others have none.
     """
-    chunks = given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage")
+    chunks = given_flags(flags[ScheduleSettings], "num_layers_per_virtual_pipeline_stage")
     return not chunks and not distributions(flags) and mixes_kinds(flags)
 
 
 @notes
 def _whole_note(flags: Flags) -> Iterator[str]:
     if leaves_one_chunk(flags):
-        for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS)):
+        for given in given_flags(flags[ScheduleSettings], *reversed(CHUNKS)):
             yield f"{given} changes nothing: it leaves every rank one stage"
 
 
 @refuses
 def _chunk_rule(flags: Flags) -> Iterator[str]:
     chunks = chunks_of(flags)
-    for given in given_flags(flags[PipelineFlags], *reversed(CHUNKS))[:1]:
+    for given in given_flags(flags[ScheduleSettings], *reversed(CHUNKS))[:1]:
         if chunks == 0:
             yield (
                 f"{given} does not divide the --num-layers {flags[ShapeSettings].num_layers} of "
@@ -103,20 +103,20 @@ def _chunk_rule(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _chunk_layers_rule(flags: Flags) -> Iterator[str]:
-    for given in given_flags(flags[PipelineFlags], "num_layers_per_virtual_pipeline_stage"):
+    for given in given_flags(flags[ScheduleSettings], "num_layers_per_virtual_pipeline_stage"):
         yield from _beside(given, distributions(flags))
 
 
 @refuses
 def _layout_rule(flags: Flags) -> Iterator[str]:
-    pipeline = flags[PipelineFlags]
+    pipeline = flags[StageSettings]
     if (text := pipeline.pipeline_model_parallel_layout) is not None:
         yield from layout_faults(
             text,
             num_layers=flags[ShapeSettings].num_layers,
             depths=flags[FurtherTokensSettings].mtp_num_layers,
             ranks=flags[PipelineRankSettings].size,
-            chunks=pipeline.num_virtual_stages_per_pipeline_rank,
+            chunks=flags[ScheduleSettings].num_virtual_stages_per_pipeline_rank,
             schedule=schedule_of(flags),
         )
 
@@ -135,7 +135,7 @@ def _layout_note(flags: Flags) -> Iterator[str]:
     treatment = treatment_of(flags)
     if layout_of(flags) and TREATMENTS[treatment].is_sharded:
         yield (
-            f"{LAYOUT_FLAG} {flags[PipelineFlags].pipeline_model_parallel_layout} says where "
+            f"{LAYOUT_FLAG} {flags[StageSettings].pipeline_model_parallel_layout} says where "
             f"layers (t and m) are and nothing else: {treatment} splits the embedding (E) and the "
             "output layer with its loss (L) over all ranks"
         )
@@ -146,7 +146,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
     """Refuse flags on the layers of the first or the last stage if a rank has several stages."""
     schedule = schedule_of(flags)
     if schedule in CHUNKED_SCHEDULES:
-        for end in given_flags(flags[PipelineFlags], *ENDS):
+        for end in given_flags(flags[StageSettings], *ENDS):
             yield (
                 f"{end} is about one of several stages of a rank with --pipeline-schedule "
                 f"{schedule}: give the layers of every stage with --layer-distribution N,N,..."
@@ -156,7 +156,7 @@ def _end_rule(flags: Flags) -> Iterator[str]:
 @refuses
 def _last_stage_rule(flags: Flags) -> Iterator[str]:
     """Refuse a number of layers of the last stage that the model cannot give it, with redis."""
-    last, layers = flags[PipelineFlags].final_stage_num_layers, flags[ShapeSettings].num_layers
+    last, layers = flags[StageSettings].final_stage_num_layers, flags[ShapeSettings].num_layers
     if last is None or not TREATMENTS[treatment_of(flags)].redistributed:
         return
     chunks = chunks_of(flags) or TRAITS[schedule_of(flags)].chunks
@@ -177,7 +177,7 @@ def _account_rule(flags: Flags) -> Iterator[str]:
     """Refuse to count a vocabulary layer among a stage's layers if it is split over all ranks."""
     treatment = treatment_of(flags)
     if TREATMENTS[treatment].is_sharded:
-        for account in given_flags(flags[PipelineFlags], *ACCOUNTS):
+        for account in given_flags(flags[StageSettings], *ACCOUNTS):
             yield (
                 f"{account} counts a vocabulary layer as a transformer layer of its stage, but "
                 f"{treatment} spreads it over all ranks: leave it out"
@@ -186,22 +186,22 @@ def _account_rule(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _distribution_rule(flags: Flags) -> Iterator[str]:
-    text = flags[PipelineFlags].layer_distribution
+    text = flags[StageSettings].layer_distribution
     redistributed = redistributing(flags)
     if redistributed:
         others = [flag for flag in distributions(flags) if flag not in redistributed]
         yield from _beside(redistributed[0], others)
-    elif layout := given_flags(flags[PipelineFlags], LAYOUT):
+    elif layout := given_flags(flags[StageSettings], LAYOUT):
         yield from _beside(layout[0], [flag for flag in distributions(flags) if flag != layout[0]])
     elif text not in (None, "even"):
         yield from _beside(
-            f"--layer-distribution {text}", given_flags(flags[PipelineFlags], *ENDS, *ACCOUNTS)
+            f"--layer-distribution {text}", given_flags(flags[StageSettings], *ENDS, *ACCOUNTS)
         )
 
 
 @refuses
 def _distribution_words(flags: Flags) -> Iterator[str]:
-    text = flags[PipelineFlags].layer_distribution
+    text = flags[StageSettings].layer_distribution
     words = [] if text in (None, *_NAMED) else text.split(",")
     if not all(word.strip().isdecimal() and len(word) <= _LONGEST_COUNT for word in words):
         near = nearest(text or "", _NAMED) if len(words) == 1 else ""

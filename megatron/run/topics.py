@@ -11,6 +11,7 @@ from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.layers.vocabulary.settings import ShardSettings
+from megatron.model.stage_settings import StageSettings
 from megatron.optimizer.rate_span_settings import RateSpanSettings
 from megatron.optimizer.settings import (
     HostStateSettings,
@@ -27,6 +28,7 @@ from megatron.parallel.settings import (
     ReplicaSettings,
     TensorRankSettings,
 )
+from megatron.run.deepspeed_file import DeepSpeedSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
@@ -34,10 +36,15 @@ from megatron.run.log import LogSettings
 from megatron.run.model import MODEL_GROUPS
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
-from megatron.run.schedule import PipelineFlags
-from megatron.run.train import TrainFlags
-from megatron.run.treatment import TreatmentFlags
-from megatron.schedules.settings import OffloadSettings, PairSettings, PlanSettings, SliceSettings
+from megatron.run.train import TrainSettings
+from megatron.schedules.settings import (
+    OffloadSettings,
+    PairSettings,
+    PlanSettings,
+    ScheduleSettings,
+    SliceSettings,
+)
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.simulator.costs.settings import ClusterSettings
 
 TOPICS: Final[tuple[type | Topic, ...]] = (
@@ -50,17 +57,19 @@ TOPICS: Final[tuple[type | Topic, ...]] = (
         "The layout over ranks",
         (
             PipelineRankSettings,
-            TreatmentFlags,
+            TreatmentSettings,
             ShardSettings,
             TensorRankSettings,
             ContextRankSettings,
             DeviceSettings,
         ),
     ),
-    PipelineFlags,
+    Topic(
+        "The pipeline's schedule, and the layers of its stages", (ScheduleSettings, StageSettings)
+    ),
     PlanSettings,
     SliceSettings,
-    TrainFlags,
+    Topic("Length, batch size and evaluations", (TrainSettings, DeepSpeedSettings)),
     PrecisionSettings,
     LossScaleSettings,
     EightBitSettings,

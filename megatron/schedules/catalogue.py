@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.blocks.block import Block
 from megatron.schedules.blocks.dualpipe_v import dualpipe_v
@@ -16,6 +16,7 @@ from megatron.schedules.blocks.one_f_one_b_v import one_f_one_b_v
 from megatron.schedules.blocks.v_shape import v_half, v_min, zb_v
 from megatron.schedules.blocks.zero_bubble import zb_h1, zb_h2
 from megatron.schedules.counted import counted
+from megatron.schedules.plan_flags import PLAN_FLAGS
 
 PAPER_KEPT: Final = 32 / 74
 """Share of a microbatch's activations that W needs in arXiv 2401.10241 (section 4.1):
@@ -23,8 +24,44 @@ PAPER_KEPT: Final = 32 / 74
 the limit of ZB-2p is counted with this share. All other schedules count the activations between B
 and W in full."""
 
-Option = Literal["chunks", "group", "split_backward", "file", "seconds", "shortened"]
-"""An option of a request that only some schedules take."""
+OptionName = Literal["chunks", "group", "split_backward", "file", "seconds", "shortened"]
+"""An option of a request that only some schedules take: the name of a field of ``Request``."""
+
+
+class Option(NamedTuple):
+    """An option that only some schedules take.
+
+    Attributes:
+        unused: why the other schedules have no use for it; {} stands for the schedules that do.
+        flag: the flag of training that gives it; empty: no flag of training is for these schedules
+            alone.
+        at_least_ranks: whether its number is at least the number of pipeline ranks.
+    """
+
+    unused: str
+    flag: str = ""
+    at_least_ranks: bool = False
+
+    def allows(self, value: float | str, ranks: int) -> bool:
+        """Return whether a pipeline of so many ranks can have a value, which may be its word."""
+        return not self.at_least_ranks or float(value) >= ranks
+
+
+OPTIONS: Final[Mapping[OptionName, Option]] = {
+    "chunks": Option("its plans have a number of their own; {} takes one", PLAN_FLAGS["chunks"][0]),
+    "group": Option(
+        "only {} has groups whose size can be chosen", PLAN_FLAGS["group"][0], at_least_ranks=True
+    ),
+    "split_backward": Option("its plan has W passes or not; 'auto' takes a request for them"),
+    "file": Option("a plan file goes with the schedule 'file'", PLAN_FLAGS["file"][0]),
+    "seconds": Option("only 'optimal' searches for as long as it may"),
+    "shortened": Option(
+        "only the plan of a schedule with a block can stay in the order of the block"
+    ),
+}
+"""Name -> option, for all options that only some schedules take."""
+OPTION_FLAGS: Final[tuple[str, ...]] = tuple(own.flag for own in OPTIONS.values() if own.flag)
+"""The flags of training that only some schedules take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +93,7 @@ class Traits:
     chunk_step: int = 0
     split: bool = True
     kept: float = 1.0
-    options: frozenset[Option] = frozenset({"split_backward"})
+    options: frozenset[OptionName] = frozenset({"split_backward"})
     compares: bool = False
     needs_memory_limit: bool = False
     trainable: bool = True
@@ -66,6 +103,12 @@ class Traits:
     def takes_chunks(self) -> bool:
         """Whether a request may choose the number of chunks per rank."""
         return self.chunk_step > 0
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """The flags of ``OPTION_FLAGS`` that it takes."""
+        own = self.options if self.takes_chunks else self.options - {"chunks"}
+        return frozenset(OPTIONS[name].flag for name in own) - {""}
 
     def chunks_fault(self, chunks: int) -> str | None:
         """Return the reason why a rank cannot have so many chunks, or ``None`` if it can.
@@ -113,7 +156,7 @@ class Schedule(Traits):
     fills: bool = False
     bubble_free: bool = False
     in_groups: "Callable[[int], Schedule] | None" = None
-    options: frozenset[Option] = field(
+    options: frozenset[OptionName] = field(
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
 
@@ -319,14 +362,17 @@ TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items()
 """The names that ``--pipeline-schedule`` takes."""
 CHUNKED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.takes_chunks)
 """The schedules for which a request may choose the number of chunks per rank."""
-GROUPED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, s in SCHEDULES.items() if s.in_groups)
-"""The schedules for which a request may choose the number of microbatches of a group."""
 PAIRED_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.pairs)
 """The schedules that are made for pairs."""
 TRIED_FIRST: Final = ("zb-v", "interleaved", "dualpipe-v", "1f1b", "zb-h1", "v-half", "v-min")
 """Schedules that stand for all others while layouts are compared: fast ones and small ones."""
 OF_EVERY_SHAPE: Final = ("1f1b", "interleaved", "zb-v")
 """A schedule of every shape: a chunk for each rank, chunks in a circle, and chunks in a V."""
+
+
+def takers(option: OptionName) -> tuple[str, ...]:
+    """Return the names of the schedules that take the flag of an option."""
+    return tuple(name for name, own in TRAITS.items() if OPTIONS[option].flag in own.flags)
 
 
 def without_bubble(*, in_chunks: bool) -> str:

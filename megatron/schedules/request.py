@@ -1,20 +1,18 @@
 """A request says which plan is wanted. It refuses all faults that show before the plan is made."""
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
 from typing import Final
 
 from megatron.schedules.catalogue import (
-    CHUNKED_SCHEDULES,
-    GROUPED_SCHEDULES,
+    OPTIONS,
     SCHEDULE_NAMES,
     SCHEDULES,
     TRAITS,
-    Option,
     Schedule,
     Traits,
+    takers,
 )
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.counted import counted
@@ -26,15 +24,6 @@ DEFAULT_SECONDS: Final = 60.0
 
 MOST_FORWARDS: Final = 4_000_000
 """Forward passes of the largest plan, of all ranks together; more are a mistyped number."""
-
-_WHY_UNUSED: Final[Mapping[Option, str]] = {
-    "chunks": f"its plans have a number of their own; {' or '.join(CHUNKED_SCHEDULES)} takes one",
-    "group": f"only {' or '.join(GROUPED_SCHEDULES)} has groups whose size can be chosen",
-    "split_backward": "its plan has W passes or not; 'auto' takes a request for them",
-    "file": "a plan file goes with the schedule 'file'",
-    "seconds": "only 'optimal' searches for as long as it may",
-    "shortened": "only the plan of a schedule with a block can stay in the order of the block",
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Request:
         slices: slices n into which every microbatch is cut along its sequence.
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
         group: microbatches that go through a chunk before any of them enters the next, at least p,
-            for a schedule of ``GROUPED_SCHEDULES``; with slices, slices. ``None``: p.
+            for a schedule that takes the option; with slices, slices. ``None``: p.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
@@ -143,7 +132,7 @@ class Request:
             raise ValueError(
                 f"a microbatch has at least 1 slice, got {self.slices}: 1 leaves it whole"
             )
-        if self.group is not None and self.group < self.ranks:
+        if self.group is not None and not OPTIONS["group"].allows(self.group, self.ranks):
             raise ValueError(
                 f"groups of {counted(self.group, 'microbatch')} are smaller than the pipeline of "
                 f"{counted(self.ranks, 'rank')}, so rank 0 would wait in every turn for the last "
@@ -168,9 +157,10 @@ class Request:
             )
 
     def _refuse_unused(self) -> None:
-        for option, why in _WHY_UNUSED.items():
+        for option, known in OPTIONS.items():
             value, default = getattr(self, option), getattr(Request, option)
             if value != default and option not in self.traits.options:
+                why = known.unused.format(" or ".join(takers(option)))
                 raise ValueError(
                     f"{self.schedule} has no use for {option}={value}: {why}; leave it out"
                 )

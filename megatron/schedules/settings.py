@@ -1,19 +1,80 @@
 """The settings of a plan of passes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from megatron.flags.auto import AUTO, number_or_auto
-from megatron.flags.declare import flag
-from megatron.flags.ranges import BANDWIDTH, COUNT, PATIENCE, Range
-from megatron.schedules.catalogue import GROUPED_SCHEDULES, PAIRED_SCHEDULES
+from megatron.flags.declare import derived, flag
+from megatron.flags.ranges import BANDWIDTH, COUNT, DEPTH, PATIENCE, Range
+from megatron.schedules.catalogue import (
+    CHUNKED_SCHEDULES,
+    PAIRED_SCHEDULES,
+    TRAINABLE_SCHEDULES,
+    takers,
+)
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
+
+DEFAULT_SCHEDULE: Final = "1f1b"
 
 ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
 
 _MEMORY: Final = Range(1e-3, 1e6)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """The schedule of the passes.
+
+    The settings of a run have the schedule under its own name, and the number of chunks.
+    """
+
+    # fmt: off
+    pipeline_schedule: str = derived(
+        "Schedule of the passes; auto takes the fastest of all, or one nearly as fast that holds "
+        "less.", choices=TRAINABLE_SCHEDULES,
+        instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
+        "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
+    enable_zero_bubble: bool = flag(False,
+        "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
+        "as many microbatches as 1f1b.")
+    zero_bubble_v_schedule: bool = flag(False,
+        "Schedule zb-v, or the one that --zero-bubble-v-schedule-mem-setup names; with or without "
+        "--enable-zero-bubble.")
+    zero_bubble_v_schedule_mem_setup: Literal["half", "min", "zb"] | None = flag(None,
+        "Schedule that --zero-bubble-v-schedule takes: half is v-half, min is v-min, zb is zb-v.",
+        unset="zb", idle_without="--zero-bubble-v-schedule")
+    num_virtual_stages_per_pipeline_rank: int | None = flag(None,
+        "Model chunks of a rank. Without --pipeline-schedule the flag implies interleaved.", DEPTH,
+        unset=f"the schedule's least; for {' or '.join(CHUNKED_SCHEDULES)}",
+        excludes="--num-layers-per-virtual-pipeline-stage")
+    num_layers_per_virtual_pipeline_stage: int | None = flag(None,
+        "Layers of a chunk: another way to give the number of chunks of a rank.", DEPTH,
+        unset="by --num-virtual-stages-per-pipeline-rank")
+    # fmt: on
+
+    @property
+    def name(self) -> str:
+        """Name of the schedule, one of ``TRAINABLE_SCHEDULES``, in a run."""
+        return self.pipeline_schedule
+
+    @property
+    def chunks(self) -> int | None:
+        """Model chunks of a rank in a run; ``None``: as few as the schedule needs."""
+        return self.num_virtual_stages_per_pipeline_rank
+
+    def named(self, name: str, chunks: int | None) -> "ScheduleSettings":
+        """Return the settings of a run, without other names of the schedule."""
+        return replace(
+            self,
+            pipeline_schedule=name,
+            num_virtual_stages_per_pipeline_rank=chunks,
+            num_layers_per_virtual_pipeline_stage=None,
+            enable_zero_bubble=False,
+            zero_bubble_v_schedule=False,
+            zero_bubble_v_schedule_mem_setup=None,
+        )
 
 
 @dataclass(frozen=True)
@@ -36,7 +97,7 @@ class PlanSettings:
         "Microbatches that go through a model chunk before any of them enters the next: at least "
         "as many as there are pipeline ranks. With more, messages from the last rank to the first "
         "have more time, and a rank holds more. With slices, so many slices. For "
-        f"{' or '.join(GROUPED_SCHEDULES)}.", COUNT, metavar="MICROBATCHES",
+        f"{' or '.join(takers('group'))}.", COUNT, metavar="MICROBATCHES",
         unset="as many as pipeline ranks")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
@@ -54,7 +115,7 @@ class PlanSettings:
 
     @property
     def group(self) -> int | None:
-        """Microbatches of a group, for a schedule of ``GROUPED_SCHEDULES``; ``None``: p."""
+        """Microbatches of a group, for a schedule that has groups; ``None``: p."""
         return self.microbatch_group_size_per_virtual_pipeline_stage
 
     @property

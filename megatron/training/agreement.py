@@ -20,7 +20,7 @@ from megatron.data.microbatch import MicrobatchLoader
 from megatron.flags.tree import values_of
 from megatron.planning.planned_run import RunPlan
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.lower import Instruction, Program, Run, lower
 from megatron.schedules.plan import evaluation_plan
 from megatron.training.open_data import Data
@@ -73,7 +73,7 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
     return {name: _digest([text.encode()]) for name, text in found.items()}
 
 
-def data_digests(train: TrainConfig, data: Data) -> dict[str, str]:
+def data_digests(train: TrainSettings, data: Data) -> dict[str, str]:
     """Return the digests of the data.
 
     The first training batch is hashed, as many samples at the end of the training data, and the

@@ -9,8 +9,8 @@ from megatron.parallel.environment import ranks_share_cores
 from megatron.planning.other_treatment import Prediction, predict_other
 from megatron.planning.run_plan import described
 from megatron.run.run_config import RunConfig
-from megatron.run.schedule import DEFAULT_SCHEDULE
 from megatron.schedules.catalogue import without_bubble
+from megatron.schedules.settings import DEFAULT_SCHEDULE
 from megatron.simulator.compare import idle, total
 from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline

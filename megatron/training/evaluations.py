@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.training.iteration import evaluate
 from megatron.training.metrics.log import Log
 from megatron.training.metrics.meter import Meter
@@ -19,14 +19,16 @@ class Evaluations:
 
     Each evaluation has its own samples; the number of finished iterations decides which.
 
-    In ``meter``, the time of an evaluation counts for no iteration.
+    In ``meter``, the time of an evaluation counts for no iteration. With ``reads_whole_sets`` every
+    evaluation reads a validation set from its beginning to its end.
     """
 
-    config: TrainConfig
+    config: TrainSettings
     state: TrainState
     data: Data
     meter: Meter
     log: Log
+    reads_whole_sets: bool = False
 
     def is_due(self, iteration: int) -> bool:
         """Whether there is an evaluation after ``iteration``, counted from 0."""
@@ -57,8 +59,8 @@ class Evaluations:
         number = before % evaluations_of_validation(config)
         first = number * config.eval_iters * config.global_batch_size
         for name, loader in sets.items():
-            loader.consumed_samples = 0 if config.full_validation else first
-            batches = loader.whole_batches if config.full_validation else config.eval_iters
+            loader.consumed_samples = 0 if self.reads_whole_sets else first
+            batches = loader.whole_batches if self.reads_whole_sets else config.eval_iters
             self._evaluate(name, loader, iterations, batches, at_end=at_end)
 
     def _evaluate(

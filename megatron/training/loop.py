@@ -144,7 +144,9 @@ class _Loop:
         self.collector = Collector(every, not guard.no_manual_gc_eval)
         interval = config.log.log_interval if guard.log_straggler else None
         self._stragglers = StragglerWatch(interval, state, self._say)
-        self._evaluations = Evaluations(config.train, state, data, self.meter, self.log)
+        self._evaluations = Evaluations(
+            config.train, state, data, self.meter, self.log, config.data.full_validation
+        )
         self._last_passes = LastPasses(state, config.parallel.placement.machines)
         self._observation = Observation(
             config.log,
@@ -237,7 +239,7 @@ class _Loop:
             iteration,
             observer,
             self._feed,
-            by_microbatch=not self._config.train.calculate_per_token_loss,
+            by_microbatch=not self._config.data.weighs_tokens_alike,
         )
         meter.ended(iteration)
         self._report(finished)
@@ -342,7 +344,7 @@ class _Loop:
                 not fit together.
         """
         train, start = self._config.train, self.start
-        counted = train.length is None and not train.skip_train
+        counted = train.train_samples is None and not train.skip_train
         if counted and start.consumed_samples != train.batches.samples_of(start.iteration):
             flag, use = "--batch-size-steps", "those of that run"
             if train.rampup is None:

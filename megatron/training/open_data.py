@@ -13,7 +13,7 @@ from megatron.data.samples import SampleDataset
 from megatron.data.settings import DataSettings
 from megatron.parallel.grid import Coordinates
 from megatron.parallel.launchers import local_rank
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.counted import counted
 
 _ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)
@@ -42,7 +42,7 @@ class Data:
 
 def open_data(
     config: DataSettings,
-    train: TrainConfig,
+    train: TrainSettings,
     vocab_size: int,
     place: Coordinates = _ALONE,
     kept: Tensor | None = None,
@@ -133,14 +133,14 @@ def _read_whole(name: str, loader: MicrobatchLoader) -> str:
     return f"an evaluation of {name} reads {counted(batches, 'batch')}{rest}"
 
 
-def evaluations_of_validation(train: TrainConfig) -> int:
+def evaluations_of_validation(train: TrainSettings) -> int:
     """Return how often a whole job evaluates the validation set."""
     between = train.train_iters // train.eval_interval if train.eval_interval else 0
     return between + ("validation" in train.final_sets)
 
 
 def _test_set(
-    config: DataSettings, train: TrainConfig, vocab_size: int
+    config: DataSettings, train: TrainSettings, vocab_size: int
 ) -> tuple[SampleDataset | None, tuple[str, ...]]:
     """Return the test set, and a line if there is none.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megatron.data.microbatch import MicrobatchLoader
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Progress:
         )
 
 
-def last_iteration(train: TrainConfig, start: Progress) -> int:
+def last_iteration(train: TrainSettings, start: Progress) -> int:
     """Return the number of iterations after which a run that goes on from ``start`` ends."""
     ends = [start.iteration if train.skip_train else total_iterations(train, start)]
     if train.exit_interval is not None:
@@ -60,8 +60,8 @@ def last_iteration(train: TrainConfig, start: Progress) -> int:
     return max(start.iteration, min(ends))
 
 
-def total_iterations(train: TrainConfig, start: Progress) -> int:
+def total_iterations(train: TrainSettings, start: Progress) -> int:
     """Return the iterations of the whole job; earlier batches may have had another size."""
-    if train.length is None:
+    if train.train_samples is None:
         return train.train_iters
-    return start.iteration + train.batches.iterations(train.length, start.consumed_samples)
+    return start.iteration + train.batches.iterations(train.train_samples, start.consumed_samples)

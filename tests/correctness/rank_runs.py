@@ -171,7 +171,7 @@ def train_on_rank(
         assert Checkpoints(config, state, hosts, lambda text: None).load() is not None
     run = RankRun(initial=pieces(state, parameter_values))
     replica, kept = groups.replica, kept_tokens(config, groups.context.rank)
-    by_microbatch = not config.train.calculate_per_token_loss
+    by_microbatch = not config.data.weighs_tokens_alike
     train, first = state.pipeline.train, to_device(batches[0], CPU, by_microbatch=by_microbatch)
 
     def watched(batch: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:

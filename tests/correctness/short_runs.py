@@ -36,8 +36,14 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.pipeline_layout import LAYOUT_FLAG, parse_layout
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
-from megatron.schedules.settings import OffloadSettings, PlanSettings, SliceSettings
+from megatron.run.train import TrainSettings
+from megatron.schedules.settings import (
+    OffloadSettings,
+    PlanSettings,
+    ScheduleSettings,
+    SliceSettings,
+)
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.schedules.treatments import TREATMENTS
 
 ROWS_MULTIPLE = 4
@@ -264,8 +270,8 @@ class Job:
                 context=ContextRankSettings(layout.context, layout.exchange, layout.levels),
                 vocabulary=ShardSettings(layout.vocab_recompute),
                 slices=SliceSettings(layout.slices),
-                vocab_parallel=layout.vocabulary,
-                pipeline_schedule=layout.schedule,
+                treatment=TreatmentSettings(layout.vocabulary),
+                schedule=ScheduleSettings(layout.schedule),
                 padded_vocab_size=math.ceil(self.options.vocab_size / multiple) * multiple,
                 devices=DeviceSettings("cpu", "gloo", 1),
                 planning=PlanSettings(
@@ -286,7 +292,7 @@ class Job:
                     order=layout.order,
                 ),
             ),
-            train=TrainConfig(
+            train=TrainSettings(
                 micro_batch_size=self.micro_batch_size,
                 global_batch_size=global_batch_size,
                 train_iters=self.iterations,

@@ -101,7 +101,7 @@ def test_every_microbatch_has_the_same_weight(
     config = job.config(layout)
     config = replace(
         config,
-        train=replace(config.train, calculate_per_token_loss=False),
+        data=replace(config.data, eod_mask_loss=True),
         optimizer=replace(config.optimizer, post_validation=post_validation),
     )
     by_rank: list[RankRun] = ranks.run(
@@ -127,7 +127,7 @@ def test_every_microbatch_has_the_same_weight(
 def test_the_printed_loss_is_a_mean_over_tokens(ranks: RankPool) -> None:
     """After steps too, at the weights of the reference."""
     config = JOB.config(ONE)
-    config = replace(config, train=replace(config.train, calculate_per_token_loss=False))
+    config = replace(config, data=replace(config.data, eod_mask_loss=True))
     by_rank: list[RankRun] = ranks.run(train_on_rank, 1, config=config, batches=uneven(JOB))
     start = {name: value.double() for name, value in assemble([by_rank[0].initial]).items()}
     batches, weights = uneven(JOB), start

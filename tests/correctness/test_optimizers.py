@@ -196,7 +196,7 @@ def test_vocabulary_and_decay_have_schedules_of_their_own(ranks: RankPool) -> No
             weight_decay_incr_style="cosine",
             start_weight_decay=0.0,
             end_weight_decay=0.5,
-            weight_decay_samples=config.train.train_samples,
+            weight_decay_samples=config.train.whole_batches_samples,
         )
         by_rank: list[RankRun] = ranks.run(
             train_on_rank,

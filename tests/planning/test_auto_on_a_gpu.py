@@ -18,6 +18,7 @@ from megatron.planning.settled import settled
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.schedules.search.watch import Watch
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import USABLE, gpu
 from megatron.training.prepare import shared_plan
@@ -32,7 +33,7 @@ def with_all_treatments(run: RunConfig) -> RunConfig:
     layouts = tuple(
         replace(
             run.parallel,
-            vocab_parallel=name,
+            treatment=TreatmentSettings(name),
             padded_vocab_size=-(-run.parallel.padded_vocab_size // ranks) * ranks,
             layers=LayerDistribution("redis" if name == "redis" else "even"),
         )

@@ -36,7 +36,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.held import in_flight
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.search.watch import Watch
-from megatron.schedules.settings import OffloadSettings, PlanSettings
+from megatron.schedules.settings import OffloadSettings, PlanSettings, ScheduleSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.accuracy import OWN, PUBLISHED, SHARED, RunClass
 from megatron.simulator.costs.cost_file import save_costs
@@ -252,7 +252,7 @@ def test_recomputation_is_proposed() -> None:
     text = report(run, "A100-40GB")
     [lines] = re.findall(r"what would fit, the fastest first:\n((?:  .*\n?)+)", text)
     assert "--recompute-granularity full --recompute-method uniform" in lines
-    again = replace(run, parallel=replace(run.parallel, pipeline_schedule="1f1b"))
+    again = replace(run, parallel=replace(run.parallel, schedule=ScheduleSettings("1f1b")))
     text = report(recomputing(again, group=1), "A100-40GB")
     assert "does not fit" not in text
     assert "more FLOPs than the model's, which alone count for the MFU" in text

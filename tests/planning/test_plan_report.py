@@ -21,7 +21,9 @@ MODEL: Final = (
     "--max-position-embeddings 2048 --vocab-size 128000 --untie-embeddings-and-output-weights "
     "--global-batch-size 64 --train-iters 100"
 )
-QUESTION: Final = Question(tuple(MODEL.split()), gpus_of("8xH100"), 64, 2048, tokens=10**9)
+QUESTION: Final = Question(
+    gpus_of("8xH100"), 2048, global_batch_size=64, tokens=10**9, words=tuple(MODEL.split())
+)
 SPLIT: Final = (
     "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 4 "
     "--micro-batch-size 1 --vocab-parallel {}"

@@ -17,6 +17,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import Program
 from megatron.schedules.needs import REPLICA_KINDS
+from megatron.schedules.settings import ScheduleSettings
 from megatron.training.setup import build_train_state
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def test_runs_that_differ_have_buckets_of_their_own() -> None:
     ):
         assert run_buckets(own, plan) != first
     assert [*map(id, run_buckets(config, plan))] == [*map(id, first)]
-    split = replace(config, parallel=replace(config.parallel, pipeline_schedule="zb-h1"))
+    split = replace(config, parallel=replace(config.parallel, schedule=ScheduleSettings("zb-h1")))
     assert {kind for own in first[0].buckets for kind, _ in own.after} == {"B"}
     with_weights = run_buckets(split, make_run_plan(split))
     assert {kind for own in with_weights[0].buckets for kind, _ in own.after} == {"B", "W"}

@@ -26,13 +26,14 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.check import check
 from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan, plan_of_one
-from megatron.schedules.settings import PlanSettings
+from megatron.schedules.settings import PlanSettings, ScheduleSettings
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.cost_file import save_costs
 
@@ -47,6 +48,7 @@ def config(
     vocab_size: int = 5000,
     microbatches: int = 4,
     distribution: LayerDistribution | None = None,
+    chunks: int | None = None,
     **parallel: Any,
 ) -> RunConfig:
     planning = {name: parallel.pop(name) for name in vars(PlanSettings()) if name in parallel}
@@ -65,15 +67,15 @@ def config(
         ),
         parallel=ParallelConfig(
             pipeline=PipelineRankSettings(ranks),
-            vocab_parallel=treatment,
-            pipeline_schedule=schedule,
+            treatment=TreatmentSettings(treatment),
+            schedule=ScheduleSettings(schedule, num_virtual_stages_per_pipeline_rank=chunks),
             padded_vocab_size=-(-vocab_size // ranks) * ranks,
             devices=DeviceSettings("cpu", "gloo", 1),
             layers=redis if distribution is None else distribution,
             planning=PlanSettings(**planning),
             **parallel,
         ),
-        train=TrainConfig(
+        train=TrainSettings(
             micro_batch_size=1,
             global_batch_size=microbatches,
             train_iters=1,
@@ -110,7 +112,7 @@ def test_plan_layers_and_costs_go_together(schedule: str, treatment: str) -> Non
 
 
 def test_chunks_of_a_rank() -> None:
-    found = make_run_plan(config("interleaved", layers=12, virtual_stages=3))
+    found = make_run_plan(config("interleaved", layers=12, chunks=3))
     assert found.plan.chunks == 3
     assert found.layers == (2,) * 6
 

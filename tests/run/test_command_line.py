@@ -204,7 +204,7 @@ def test_logits_that_are_not_kept(run: Callable[..., Any]) -> None:
 
 def test_length_in_samples(run: Callable[..., Any]) -> None:
     config = run("--global-batch-size 6 --train-samples 100")
-    assert (config.train.train_iters, config.train.train_samples) == (16, 96)
+    assert (config.train.train_iters, config.train.whole_batches_samples) == (16, 96)
     assert config.train.num_microbatches == 3
     assert config.optimizer.lr_decay_samples == 100
 
@@ -214,7 +214,7 @@ def test_iterations_of_growing_batches_are_counted_as_they_are(prefix: Path) -> 
     growing = MOCK.replace("--train-iters 1", "--rampup-batch-size 2 2 8 --global-batch-size 8")
     config = parse([*growing.split(), "--train-iters", "50"], 1)
     assert config.train.train_iters == 50
-    assert config.train.train_samples == 2 + 2 + 4 + 47 * 8 == 384
+    assert config.train.whole_batches_samples == 2 + 2 + 4 + 47 * 8 == 384
     [note] = config.notes
     assert note.startswith("--train-iters 50 counts the iterations with smaller batches too")
     assert "384 samples" in note
@@ -266,7 +266,7 @@ def test_masked_microbatches_have_equal_weights_unless_tokens_are_asked_to(
     run: Callable[..., Any], flags: str, by_token: bool, notes: int
 ) -> None:
     config = run(flags)
-    assert config.train.calculate_per_token_loss == by_token
+    assert config.data.weighs_tokens_alike == by_token
     assert sum("--calculate-per-token-loss changes nothing" in n for n in config.notes) == notes
 
 

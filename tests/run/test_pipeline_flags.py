@@ -146,7 +146,7 @@ def test_a_plan_file_that_holds_no_plan_is_told_with_the_other_mistakes(
     ],
 )
 def test_chunks_of_a_rank(run: Callable[..., Any], flags: str, chunks: int | None) -> None:
-    assert run(flags).parallel.virtual_stages == chunks
+    assert run(flags).parallel.schedule.chunks == chunks
 
 
 GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"

@@ -12,6 +12,7 @@ from megatron.schedules.catalogue import (
     SCHEDULES,
     TRAINABLE_SCHEDULES,
     TRAITS,
+    takers,
 )
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -53,6 +54,12 @@ def test_a_block_has_the_chunks_and_passes_that_the_catalogue_says(schedule: str
         assert block.chunks == chunks
         assert len(block.stages) == len({*block.stages}) == 3 * chunks
         assert any(slot.kind == "W" for row in block.rows for slot in row) == known.split
+
+
+def test_schedules_take_the_options_that_they_can_be_made_with() -> None:
+    assert takers("group") == tuple(name for name, own in SCHEDULES.items() if own.in_groups)
+    assert takers("chunks") == CHUNKED_SCHEDULES
+    assert takers("file") == ("file",)
 
 
 def test_a_request_may_say_how_many_chunks_only_where_that_is_free() -> None:

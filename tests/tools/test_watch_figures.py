@@ -114,6 +114,13 @@ def test_the_layout_of_a_record_of_an_earlier_version(tmp_path: Path) -> None:
     assert own["facts"]["layout"] == {"pipeline": 4, "tensor": 2, "replicas": 3}
 
 
+def test_the_plan_of_a_record_of_an_earlier_version(tmp_path: Path) -> None:
+    names = {"pipeline_schedule": "zb-v", "vocab_parallel": "vocab-1"}
+    path = write(tmp_path / "r.jsonl", start(config={"parallel": names}), interval(5))
+    [own] = data_of(path)["runs"]
+    assert {name: own["facts"][name] for name in names} == names
+
+
 def test_all_axes_have_the_same_points(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", start(), interval(5), interval(10), evaluation(10))
     for axis in get_args(Axis):

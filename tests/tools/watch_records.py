@@ -28,8 +28,8 @@ def record(event: str, iteration: int, run: str = "a", **values: Any) -> dict[st
 def start(iteration: int = 0, run: str = "a", **values: Any) -> dict[str, Any]:
     parallel = {
         "pipeline": {"pipeline_model_parallel_size": 2},
-        "pipeline_schedule": "1f1b",
-        "vocab_parallel": "vocab-2",
+        "schedule": {"pipeline_schedule": "1f1b"},
+        "treatment": {"vocab_parallel": "vocab-2"},
     }
     config = {"model": {"seq_length": SEQ_LENGTH}, "parallel": parallel}
     usual = {"train_iters": 100, "world_size": 2, "parameters": 3000, "config": config}

@@ -94,7 +94,7 @@ def run_on_rank(rank: int, world_size: int, *, config: RunConfig) -> Ended:
 def configured(layout: Layout, size: int = 6, **train_options: Any) -> RunConfig:
     config = JOB.config(layout)
     train_config = replace(
-        config.train, global_batch_size=size, length=LENGTH, eval_interval=3, eval_iters=1
+        config.train, global_batch_size=size, train_samples=LENGTH, eval_interval=3, eval_iters=1
     )
     train_config = replace(train_config, **train_options)
     iterations = train_config.batches.iterations(LENGTH)

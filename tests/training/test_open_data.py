@@ -11,14 +11,14 @@ from megatron.data.indexed import IndexedWriter
 from megatron.data.microbatch import MicrobatchLoader, PrefetchingLoader
 from megatron.data.settings import DataSettings
 from megatron.data.shares import EvaluationSet, OwnPaths, Share, Split
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.training.open_data import evaluations_of_validation, open_data
 
 JOB = Job(GPTOptions(vocab_size=50), microbatches=2, iterations=7)
 BOTH: tuple[EvaluationSet, ...] = ("validation", "test")
 
 
-def train_config(interval: int | None, sets: tuple[EvaluationSet, ...]) -> TrainConfig:
+def train_config(interval: int | None, sets: tuple[EvaluationSet, ...]) -> TrainSettings:
     config = JOB.config(Layout(1, "none")).train
     return dataclasses.replace(config, eval_interval=interval, final_sets=sets)
 
@@ -93,7 +93,7 @@ def test_several_validation_sets_have_names_and_a_note_each(data: DataSettings) 
 
 def test_a_validation_set_that_is_read_whole(data: DataSettings) -> None:
     """Fifty documents of 20 tokens make 99 samples of 10, and 49 batches of two."""
-    train = dataclasses.replace(train_config(3, ("validation",)), full_validation=True)
+    train = train_config(3, ("validation",))
     opened = open_data(own_paths(data, 1, full_validation=True), train, 50)
     [(name, loader)] = opened.validation.items()
     assert (name, loader.samples, loader.whole_batches) == ("validation", 99, 49)
@@ -103,7 +103,7 @@ def test_a_validation_set_that_is_read_whole(data: DataSettings) -> None:
 
 
 def test_a_set_that_fills_no_batch_cannot_be_read_whole(data: DataSettings) -> None:
-    train = dataclasses.replace(train_config(3, ("validation",)), full_validation=True)
+    train = train_config(3, ("validation",))
     small = own_paths(data, 1, full_validation=True, seq_length=900)
     with pytest.raises(ValueError, match=r"--full-validation: validation has 1 sample.*lower"):
         open_data(small, train, 50)

@@ -22,8 +22,9 @@ from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.precision import PrecisionSettings
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
-from megatron.schedules.settings import PlanSettings, SliceSettings
+from megatron.run.train import TrainSettings
+from megatron.schedules.settings import PlanSettings, ScheduleSettings, SliceSettings
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.settings import ClusterSettings
 
@@ -143,9 +144,9 @@ class BenchmarkCase:
         parallel = ParallelConfig(
             pipeline=PipelineRankSettings(self.ranks),
             tensor=TensorRankSettings(self.tensor, self.tensor > 1),
-            vocab_parallel=self.treatment,
+            treatment=TreatmentSettings(self.treatment),
             slices=SliceSettings(self.slices),
-            pipeline_schedule=self.schedule,
+            schedule=ScheduleSettings(self.schedule),
             padded_vocab_size=-(-self.vocab_size // multiple) * multiple,
             devices=DeviceSettings(self.device, "nccl" if self.device == "cuda" else "gloo"),
             cluster=ClusterSettings(no_numa_binding=True),  # as in all reports before
@@ -153,7 +154,7 @@ class BenchmarkCase:
             layers=LayerDistribution("redis" if treatment.redistributed else "even"),
             replicas=self._replica_config(),
         )
-        train = TrainConfig(
+        train = TrainSettings(
             micro_batch_size=1,
             global_batch_size=self.microbatches,
             train_iters=2,

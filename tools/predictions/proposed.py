@@ -57,7 +57,7 @@ class Compared:
         """The cells of ``HEADING``."""
         run, own = self.run, self.proposed
         parallel = own.config.parallel
-        chunks = parallel.virtual_stages or 1
+        chunks = parallel.schedule.chunks or 1
         yield str(run.number)
         yield f"{run.name}, {run.gpus} {run.gpu.name}"
         yield f"t {run.tensor} p {run.pipeline} c {run.context} v {run.chunks} b {run.micro_batch}"

@@ -155,5 +155,6 @@ def _facts(record: Record) -> Iterator[tuple[str, Any]]:
         if (size := number(part(record, "config", "parallel", *at))) > 1
     }
     yield "layout", sizes
-    for name in ("pipeline_schedule", "vocab_parallel"):
-        yield name, word(part(record, "config", "parallel", name))
+    for node, name in (("schedule", "pipeline_schedule"), ("treatment", "vocab_parallel")):
+        earlier = part(record, "config", "parallel", name)  # where earlier versions had it
+        yield name, word(part(record, "config", "parallel", node, name) or earlier)

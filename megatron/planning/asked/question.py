@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from megatron.flags.command import read
-from megatron.flags.declare import flag, required
-from megatron.flags.groups import Flags, Rule, faults_of
+from megatron.flags.declare import derived, flag, required
+from megatron.flags.groups import Flags, Rule, copied, faults_of, result_of
 from megatron.flags.ranges import COUNT, LENGTH, Range
 from megatron.flags.words import split
 from megatron.planning.asked.amounts import samples_of, tokens_of
@@ -23,17 +23,25 @@ from megatron.run.flag_files import read_flag_files
 from megatron.run.overrides import in_effect
 from megatron.run.parallelism import ranks_of_replica
 from megatron.run.topics import DECLARED
-from megatron.run.train import TrainFlags
+from megatron.run.train import batch_share
 from megatron.simulator.costs.gpus import GIB
 from megatron.simulator.ways_folder import fault_of_target
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
 @dataclass(frozen=True)
-class PlanFlags:
-    """Model, GPUs and batch."""
+class Question:
+    """Model, GPUs and batch.
 
+    The job whose layout and plan are asked for.
+
+    Attributes:
+        words: flags of ``pretrain_gpt.py`` that do not depend on the layout: the model, the
+            sequence length, the global batch, the precision, and all further flags of the command
+            line. The search adds the words of its choices behind them.
+        notes: lines on how words were read, for the user.
+    """
+
+    # fmt: off
     gpus: AskedGpus = required(
         f"The GPUs: {FORMS}. Machines are as usual, if it is not said.", metavar="NxGPU",
         reads=gpus_of)
@@ -46,7 +54,7 @@ class PlanFlags:
         "Tokens of an iteration, as 4M. They are a number of samples within 5 % that many layouts "
         "divide.", metavar="TOKENS", reads=tokens_of, unset="by --global-batch-size",
         excludes="--global-batch-size")
-    global_batch_size: int | None = flag(None, "Samples of an iteration.", COUNT,
+    global_batch_size: int = derived("Samples of an iteration.", COUNT,
         unset="by --global-batch-tokens")
     tokens: int | None = flag(None, "Tokens of the whole training, as 1T.", metavar="TOKENS",
         reads=tokens_of, unset="not told: days are not predicted")
@@ -63,40 +71,10 @@ class PlanFlags:
         "A flag that no line of the answer may have, or one of its values: tp-comm-overlap, or "
         "pipeline-schedule=zb-v; may be given again.", metavar="FLAG[=VALUE]", reads=unwanted_of,
         repeats=True, unset="the search may choose all that it knows")
-# fmt: on
+    # fmt: on
 
-
-@dataclass(frozen=True)
-class Question:
-    """The job whose layout and plan are asked for.
-
-    Attributes:
-        words: flags of ``pretrain_gpt.py`` that do not depend on the layout: the model, the
-            sequence length, the global batch, the precision, and all further flags of the command
-            line. The search adds the words of its choices behind them.
-        gpus: the GPUs, with the memory that the command line tells.
-        batch: samples of an iteration.
-        seq_length: tokens of a sample.
-        tokens: tokens to train on; ``None``: not told.
-        model: the file that tells of the model; ``None``: flags tell of it.
-        slurm: whether the line to run is one of Slurm.
-        json: whether the answer is one JSON object.
-        explore: folder for the ways that the search has looked at; ``None``: they are not kept.
-        notes: lines on how words were read, for the user.
-        without: what the search may not choose.
-    """
-
-    words: tuple[str, ...]
-    gpus: AskedGpus
-    batch: int
-    seq_length: int
-    tokens: int | None = None
-    model: Path | None = None
-    slurm: bool = False
-    json: bool = False
+    words: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    explore: Path | None = None
-    without: tuple[Unwanted, ...] = ()
 
     @property
     def options(self) -> frozenset[str]:
@@ -106,7 +84,41 @@ class Question:
     @property
     def batch_tokens(self) -> int:
         """Tokens of an iteration."""
-        return self.batch * self.seq_length
+        return self.global_batch_size * self.seq_length
+
+    def resolved(self, others: Sequence[str]) -> "Question":
+        """Return the question with all derived values.
+
+        Args:
+            others: words of further flags, which ``pretrain_gpt.py`` knows.
+
+        Raises:
+            ValueError: the model is not known, or the tokens of the batch are no number of samples.
+        """
+        batch, notes = self.global_batch_size, list[str]()
+        if batch is None:
+            assert self.global_batch_tokens is not None, "one of the two is required"
+            batch = samples_of(self.global_batch_tokens, self.seq_length)
+            notes += _told(self.global_batch_tokens, batch, self.seq_length)
+        asked = None if self.model is None else model_of(self.model, self.seq_length)
+        notes += asked.notes if asked else ()
+        given, gpus = options_in(others), self.gpus
+        if self.memory is not None:
+            gpus = replace(gpus, gpu=replace(gpus.gpu, memory=self.memory * GIB))
+        words = [*_model_words(self, asked, given), "--global-batch-size", str(batch)]
+        if self.tokens is not None and given.isdisjoint(LENGTHS):
+            words += ["--train-iters", str(ceil(self.tokens / (batch * self.seq_length)))]
+        if given.isdisjoint(("--bf16", "--fp16")):
+            words.append("--bf16")
+        return copied(
+            Question,
+            self,
+            gpus=gpus,
+            global_batch_tokens=None,  # the samples stand for them
+            global_batch_size=batch,
+            words=(*words, *others),
+            notes=tuple(notes),
+        )
 
 
 def options_in(words: Iterable[str]) -> frozenset[str]:
@@ -157,14 +169,14 @@ def question_of(argv: Sequence[str] | None, about: str | None) -> Question:
     own, replaced = in_effect(given.flags, DECLARED)
     words = [word for flag in own for word in flag.words]
     rules: list[Rule] = [lambda _: iter(given.mistakes), partial(_mistakes, others)]
-    flags = read(words, about, PlanFlags, rules=rules, others=others)
-    question = _question(flags[PlanFlags], others)
+    flags = read(words, about, Question, rules=rules, others=others)
+    question = flags[Question].resolved(others)
     return replace(question, notes=(*given.notes, *replaced, *question.notes))
 
 
 def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
     """Yield a line on each mistake of the job: in its model, its batch, and its further flags."""
-    own = flags[PlanFlags]
+    own = flags[Question]
     if own.global_batch_size is None and own.global_batch_tokens is None:
         yield "--global-batch-tokens is missing: give it, as 4M, or --global-batch-size in samples"
         return
@@ -176,8 +188,10 @@ def _mistakes(others: Sequence[str], flags: Flags) -> Iterator[str]:
         yield f"--tokens does not go with {' and '.join(sorted(length))}: give one of them"
     for option in sorted(given & _PREDICTS):
         yield f"{option}: this command predicts anyway, for --gpus {own.gpus}; leave it out"
-    faults = list(faults_of(partial(_question, own, others)))
-    yield from faults or _mistakes_in_flags(_question(own, others))
+    resolved = partial(own.resolved, others)
+    yield from faults_of(resolved)
+    if (question := result_of(resolved)) is not None:
+        yield from _mistakes_in_flags(question)
 
 
 def _mistakes_in_flags(question: Question) -> Iterator[str]:
@@ -192,51 +206,12 @@ def _mistakes_in_flags(question: Question) -> Iterator[str]:
         return
     replicas = 1
     if "--expert-model-parallel-size" in question.options:  # experts are spread over replicas
-        microbatches = question.batch // (flags[TrainFlags].micro_batch_size or 1)
-        replicas = gcd(all_ranks // ranks, microbatches) or 1
+        replicas = gcd(all_ranks // ranks, batch_share(flags).microbatches) or 1
     line = dry_run_words(question, (), replicas)
     yield from command_line.read(line, 1, speak=False).mistakes
 
 
-def _question(own: PlanFlags, others: Sequence[str]) -> Question:
-    """Return the question of flags.
-
-    Raises:
-        ValueError: the model is not known, or the tokens of the batch are no number of samples.
-    """
-    batch, notes = own.global_batch_size, list[str]()
-    if batch is None:
-        assert own.global_batch_tokens is not None, "one of the two is required"
-        batch = samples_of(own.global_batch_tokens, own.seq_length)
-        notes += _told(own.global_batch_tokens, batch, own.seq_length)
-    asked = None if own.model is None else model_of(own.model, own.seq_length)
-    notes += asked.notes if asked else ()
-    given, gpus = options_in(others), own.gpus
-    if own.memory is not None:
-        gpus = replace(gpus, gpu=replace(gpus.gpu, memory=own.memory * GIB))
-    words = [*_model_words(own, asked, given), "--global-batch-size", str(batch)]
-    if own.tokens is not None and given.isdisjoint(LENGTHS):
-        words += ["--train-iters", str(ceil(own.tokens / (batch * own.seq_length)))]
-    if given.isdisjoint(("--bf16", "--fp16")):
-        words.append("--bf16")
-    return Question(
-        (*words, *others),
-        gpus,
-        batch,
-        own.seq_length,
-        own.tokens,
-        own.model,
-        own.slurm,
-        own.json,
-        tuple(notes),
-        own.explore,
-        own.without,
-    )
-
-
-def _model_words(
-    own: PlanFlags, asked: AskedModel | None, given: frozenset[str]
-) -> tuple[str, ...]:
+def _model_words(own: Question, asked: AskedModel | None, given: frozenset[str]) -> tuple[str, ...]:
     """Return the words of the model that the command line does not give."""
     if asked is None:
         return ("--seq-length", str(own.seq_length))

@@ -18,14 +18,13 @@ from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
     ASKING_FOR_TREATMENTS,
-    GROUP,
+    taking,
 )
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Known, Promise, Runs, promise_of
 from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.line import Line
-from megatron.run.parallelism import number_of_replicas
-from megatron.run.train import TrainFlags
+from megatron.run.train import batch_share
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 from megatron.schedules.search.watch import Watch
 
@@ -198,14 +197,13 @@ class Coarse:
         """Return a job with the shape of a line, few microbatches and a whole vocabulary."""
         one = _with_micro_batch(line).edited(
             (
-                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS, GROUP)),
+                *map(left_out, (*ASKING_FOR_SCHEDULES, *ASKING_FOR_TREATMENTS)),
                 set_to(_PIPELINE, stages),
-                set_to("--pipeline-schedule", OF_EVERY_SHAPE[0]),
+                *taking(OF_EVERY_SHAPE[0]),
                 set_to("--layer-distribution", "remainder"),
             )
         )
-        samples = (one.flags[TrainFlags].micro_batch_size or 1) * number_of_replicas(one.flags)
-        return one.edited((set_to(_BATCH, _BATCHES * samples),))
+        return one.edited((set_to(_BATCH, _BATCHES * batch_share(one.flags).at_once),))
 
     def _bounds(self, line: Line, stages: int) -> Known | None:
         try:
@@ -277,11 +275,10 @@ class Coarse:
         found = list[Rough]()
         _, shape = self._shapes[self._choices_of(placed)]
         stages = placed.flags[PipelineRankSettings].size
-        replicas = number_of_replicas(placed.flags)
         for chosen in product(*ways):
             edits = tuple(edit for own in chosen for edit in own)
-            micro = _samples(placed.edited(edits))
-            batches, rest = divmod(int(placed.given[_BATCH][0]), micro * replicas)
+            line = placed.edited(edits)
+            micro, (_, batches, rest) = _samples(line), batch_share(line.flags)
             if rest or not batches:
                 continue
             for order in self._beside(placed, edits, orders):

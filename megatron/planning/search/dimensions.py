@@ -22,15 +22,16 @@ from megatron.run.line import Line
 from megatron.run.pairs import pairs_of
 from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.slices import SLICES as WAYS_TO_CUT
-from megatron.run.train import TrainFlags
-from megatron.run.treatment import DEFAULT_TREATMENT
+from megatron.run.train import TrainSettings
 from megatron.schedules.catalogue import (
-    GROUPED_SCHEDULES,
     OF_EVERY_SHAPE,
+    OPTION_FLAGS,
+    OPTIONS,
     SCHEDULES,
     TRIED_FIRST,
 )
-from megatron.schedules.settings import PlanSettings, SliceSettings
+from megatron.schedules.settings import SliceSettings
+from megatron.schedules.treatment_settings import DEFAULT_TREATMENT
 from megatron.schedules.treatments import TREATMENTS
 
 _MOST_TENSOR: Final = 16
@@ -155,7 +156,7 @@ def _can_spread(layers: int, stages: int) -> bool:
 
 def _micro_batch(line: Line) -> Sequence[Choice]:
     """Return micro batches that divide a replica's share, those with about ``_TOKENS`` first."""
-    share, rest = divmod(line.flags[TrainFlags].global_batch_size or 1, max(1, _replicas(line)))
+    share, rest = divmod(line.flags[TrainSettings].global_batch_size or 1, max(1, _replicas(line)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
     tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size
@@ -180,20 +181,21 @@ def _slices(line: Line) -> Sequence[Choice]:
     return [whole, *(edits for edits in cut if int((edits[0].values or "1")[0]) <= most)]
 
 
-def _schedule(line: Line) -> Sequence[Choice]:
-    """Return the schedules with their chunks, the most promising first.
-
-    If the user has named the groups of microbatches, these are the schedules that have such groups.
-    """
+def _names_of_schedules(line: Line) -> Sequence[str]:
+    """Return the schedules that take all options that the user gives, the most promising first."""
     ranks = line.flags[PipelineRankSettings].size
-    layers, group = line.flags[ShapeSettings].num_layers, line.flags[PlanSettings].group
-    names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES))
-    if group is not None:
-        names = dict.fromkeys(GROUPED_SCHEDULES if 1 < ranks <= group else ())
-    elif ranks == 1:
-        return [_named(OF_EVERY_SHAPE[0], None, spread=False)]
+    names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES) if ranks > 1 else OF_EVERY_SHAPE[:1])
+    asked = [own for own in OPTIONS.values() if line.asks(own.flag)]
+    if not all(own.allows(line.given[own.flag][0], ranks) for own in asked):
+        return []
+    return [name for name in names if SCHEDULES[name].flags.issuperset(own.flag for own in asked)]
+
+
+def _schedule(line: Line) -> Sequence[Choice]:
+    """Return the schedules with their chunks, the most promising first."""
+    ranks, layers = line.flags[PipelineRankSettings].size, line.flags[ShapeSettings].num_layers
     found = list[tuple[bool, Choice]]()
-    for name in names:
+    for name in _names_of_schedules(line):
         known = SCHEDULES[name]
         counts = [known.chunks]
         if known.takes_chunks:
@@ -209,6 +211,12 @@ def _schedule(line: Line) -> Sequence[Choice]:
                 found.append((spread, named))
     found.sort(key=lambda each: each[0])
     return [named for _, named in found]
+
+
+def taking(name: str) -> Choice:
+    """Return the edits that take a schedule, and leave out the flags that it does not take."""
+    others = (option for option in OPTION_FLAGS if option not in SCHEDULES[name].flags)
+    return (set_to("--pipeline-schedule", name), *map(left_out, others))
 
 
 def _named(name: str, chunks: int | None, *, spread: bool) -> Choice:
@@ -234,7 +242,6 @@ def _whole_vocabulary(line: Line) -> Sequence[Choice]:
     return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
 
 
-GROUP: Final = "--microbatch-group-size-per-virtual-pipeline-stage"
 _SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
 _DISPATCHER: Final = "--moe-token-dispatcher-type"
 _PAIRS: Final = ("--tp-comm-overlap", "--overlap-moe-expert-parallel-comm")

@@ -17,7 +17,6 @@ from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
     ASKING_FOR_TREATMENTS,
     EXCHANGE,
-    GROUP,
     MEMORY,
     MICRO_BATCH,
     RECOMPUTE,
@@ -29,6 +28,7 @@ from megatron.run.edit import Choice, left_out
 from megatron.run.line import Line
 from megatron.run.run_config import RunConfig
 from megatron.run.schedule import ACCOUNTS, ENDS
+from megatron.schedules.catalogue import OPTION_FLAGS
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
 _NAMING_SCHEDULES: Final = (
@@ -42,7 +42,7 @@ _SCHEDULING: Final = (
     *_NAMING_SCHEDULES,
     *(option_of(name) for name in (*ENDS, *ACCOUNTS)),
     "--zero-bubble-max-pending-backward",
-    GROUP,
+    *OPTION_FLAGS,
     "--recompute-ahead",
     "--measured-costs",
 )

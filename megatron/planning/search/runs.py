@@ -11,10 +11,9 @@ from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
-from megatron.run.parallelism import number_of_replicas
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of
-from megatron.run.train import TrainFlags
-from megatron.schedules.catalogue import SCHEDULES
+from megatron.run.train import batch_share
+from megatron.schedules.catalogue import OPTIONS, SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
@@ -195,21 +194,20 @@ def promise_of(line: Line) -> Promise:
     A schedule that is searched or read from a file promises what 1F1B holds, and no idle time.
     """
     flags = line.flags
-    name, train = schedule_of(flags), flags[TrainFlags]
+    name, microbatches = schedule_of(flags), max(1, batch_share(flags).microbatches)
     known, ranks = SCHEDULES.get(name), flags[PipelineRankSettings].size
-    samples = (train.micro_batch_size or 1) * number_of_replicas(flags)
-    microbatches = max(1, (train.global_batch_size or 1) // samples)
     if known is None:
         return Promise(min(ranks, microbatches), 0.0)
     chunks = chunks_of(flags) if known.takes_chunks else None
-    group = flags[PlanSettings].group  # a rule refuses one smaller than the pipeline
+    group, groups = flags[PlanSettings].group, OPTIONS["group"]  # a rule refuses a size too small
+    has_groups = group is not None and groups.flag in known.flags and groups.allows(group, ranks)
     request = Request(
         name,
         treatment_of(flags),
         ranks,
         microbatches,
         chunks=chunks,
-        group=group if known.in_groups and group is not None and group >= ranks else None,
+        group=group if has_groups else None,
         slices=flags[SliceSettings].num_seq_splits,
     )
     held = max(1.0, min(promised(request, request.catalogued), microbatches))

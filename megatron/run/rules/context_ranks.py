@@ -37,13 +37,9 @@ def _exchanged_heads(flags: Flags) -> Iterator[str]:
     own, ranks = flags[ContextRankSettings], flags[ContextRankSettings].size
     if ranks == 1 or not own.facts.has_heads or any(context_levels(flags)):
         return
-    try:
-        model = sound_model(flags)
-    except ValueError:  # another rule reports this mistake
-        return
     tensor = flags[TensorRankSettings].size
     heads = own.heads_size if own.facts.in_levels else ranks
-    groups = model.attention.num_query_groups
+    groups = sound_model(flags).attention.num_query_groups
     if groups % (tensor * heads):
         yield (
             f"--cp-comm-type {own.cp_comm_type} with --context-parallel-size {ranks}: "

@@ -11,11 +11,12 @@ from megatron.data.settings import CorpusSettings, DataSettings, FillSettings
 from megatron.data.tokenizers.build import build_tokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.declare import cut
-from megatron.flags.groups import Flags, declarations, faults_of
+from megatron.flags.groups import Flags, declarations, faults_of, result_of
 from megatron.flags.rules import notes, notes_in, refuses, refuses_in
 from megatron.run.corpora import corpora_of, sets_to_evaluate
+from megatron.run.deepspeed_file import DeepSpeedSettings
 from megatron.run.dry_run import DryRunSettings
-from megatron.run.train import TrainFlags, evaluation_batches
+from megatron.run.train import TrainSettings, evaluation_batches
 from megatron.run.vocabulary import Stamps, stamps_of, vocabulary
 
 LONGEST_LINE: Final = 1000
@@ -42,10 +43,11 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
     own = flags[CorpusSettings]
     if not flags[DataSettings].full_validation:
         return
-    try:
-        paths, blend = corpora_of(flags).own_paths(), corpora_of(flags).blend()
-    except ValueError:
-        return  # another rule reports this mistake
+    named = corpora_of(flags)
+    found = result_of(lambda: (named.own_paths(), named.blend()))
+    if found is None:
+        return
+    paths, blend = found
     if paths is not None and any(len(blend) > 1 for blend in paths.valid):
         way_out = "give one prefix, or prefixes without weights and --multiple-validation-sets"
         if own.gives_weighted_splits:
@@ -62,9 +64,9 @@ def _several_corpora_at_once(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _nothing_to_evaluate(flags: Flags) -> Iterator[str]:
-    if not flags[TrainFlags].skip_train:
+    if not flags[TrainSettings].skip_train:
         return
-    if not evaluation_batches(flags[TrainFlags]):
+    if not evaluation_batches(flags[TrainSettings]):
         yield "--skip-train evaluates nothing with --eval-iters 0: give a number of batches"
     if not sets_to_evaluate(flags):
         yield f"--skip-train evaluates nothing: {_why_nothing(flags)}"
@@ -81,7 +83,7 @@ def _why_nothing(flags: Flags) -> str:
 
 @notes
 def _idle_evaluation(flags: Flags) -> Iterator[str]:
-    own = flags[TrainFlags]
+    own = flags[TrainSettings]
     if own.skip_train or not evaluation_batches(own) or sets_to_evaluate(flags):
         return
     given = (
@@ -103,11 +105,8 @@ def _idle_evaluation(flags: Flags) -> Iterator[str]:
 @refuses_in("real")
 def _data_files(flags: Flags) -> Iterator[str]:
     """Open every file, so that a broken file is found before any process group exists."""
-    try:
-        named = list(corpora_of(flags).prefixes())
-    except ValueError:
-        return  # the rules about the flags report this mistake
-    for flag, prefix in named:
+    corpora = corpora_of(flags)
+    for flag, prefix in result_of(lambda: list(corpora.prefixes())) or ():
         for fault in faults_of(partial(IndexedDataset, prefix)):
             yield cut(f"{flag} {prefix}: {fault.removeprefix('--data-path: ')}", LONGEST_LINE)
 
@@ -120,7 +119,7 @@ def _files_of_a_dry_run(flags: Flags) -> Iterator[str]:
         for declared in declarations(CorpusSettings)
         if declared.kind is not bool and (value := getattr(flags[CorpusSettings], declared.name))
     ]
-    saved, deepspeed = flags[CheckpointSettings], flags[TrainFlags].deepspeed_config
+    saved, deepspeed = flags[CheckpointSettings], flags[DeepSpeedSettings].deepspeed_config
     if saved.load is not None and not saved.use_checkpoint_args:
         named.append(f"--load {saved.load}")
     if deepspeed is not None:
@@ -144,10 +143,9 @@ def _tokens_of_middles(flags: Flags) -> Iterator[str]:
 def _faults_of_middles(
     fill: FillSettings, tokenizer: TokenizerSettings, stamps: Stamps
 ) -> tuple[str, ...]:
-    try:
-        built = build_tokenizer(tokenizer)
-    except ValueError:
-        return ()  # another rule reports this mistake
+    built = result_of(partial(build_tokenizer, tokenizer))
+    if built is None:
+        return ()
     return tuple(faults_of(lambda: FillTokens.of(fill, built)))
 
 

@@ -10,7 +10,7 @@ from megatron.parallel.settings import BlockSettings, DeviceSettings
 from megatron.run.log import LogSettings
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 from megatron.simulator.costs.settings import ClusterSettings
 
 CPUINFO: Final = Path("/proc/cpuinfo")
@@ -61,7 +61,7 @@ _IDLE_ON_CPUS: Final[Mapping[type, Mapping[str, str]]] = {
         "network_latency": _FREE,
     },
     LogSettings: {"record_memory_history": "PyTorch remembers allocations on GPUs only"},
-    TrainFlags: {"use_cpu_initialization": "ranks on CPUs draw their weights there"},
+    TrainSettings: {"use_cpu_initialization": "ranks on CPUs draw their weights there"},
 }
 """For each flag that changes nothing on CPUs, the reason."""
 

@@ -124,10 +124,7 @@ def _widths(flags: Flags) -> Iterator[str]:
     form = flags[EightBitSettings].fp8_format
     if form is None:
         return
-    try:
-        model = sound_model(flags)
-    except ValueError:  # another rule reports this mistake
-        return
+    model = sound_model(flags)
     ranks = flags[TensorRankSettings].size
     widths = {"--hidden-size": float(model.hidden_size), **_widths_of_attention(model, ranks)}
     if not all(map(model.experts.in_layer, range(model.num_layers))):

@@ -97,10 +97,7 @@ def _width(flags: Flags) -> Iterator[str]:
     own, (_, ranks) = flags[ExpertRankSettings], sizes_of_experts(flags)
     if not is_mixture(flags):
         return
-    try:
-        width = sound_model(flags).experts.moe_ffn_hidden_size
-    except ValueError:  # another rule reports this mistake
-        return
+    width = sound_model(flags).experts.moe_ffn_hidden_size
     if width % ranks:
         given = own.expert_tensor_parallel_size is not None
         flag = "--expert-tensor-parallel-size" if given else "--tensor-model-parallel-size"

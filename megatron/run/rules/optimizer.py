@@ -24,7 +24,7 @@ from megatron.run.optimizer_kind import (
 )
 from megatron.run.parallelism import on_cuda
 from megatron.run.precision import PrecisionSettings, narrow_types
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 
 
 @refuses
@@ -44,7 +44,7 @@ def _units(flags: Flags) -> Iterator[str]:
 
 def _units_of_spans(flags: Flags) -> tuple[str, str]:
     """Return the wrong and the right unit of the learning rate's spans, as flags name them."""
-    in_samples = flags[TrainFlags].train_samples is not None
+    in_samples = flags[TrainSettings].train_samples is not None
     return ("iters", "samples") if in_samples else ("samples", "iters")
 
 
@@ -72,7 +72,7 @@ def _warmup(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _annealing(flags: Flags) -> Iterator[str]:
-    optimizer, train = flags[RateSpanSettings], flags[TrainFlags]
+    optimizer, train = flags[RateSpanSettings], flags[TrainSettings]
     if flags[OptimizerSettings].lr_decay_style != "WSD" or _in_wrong_unit(flags):
         return
     spans = (optimizer.lr_wsd_decay_iters, optimizer.lr_wsd_decay_samples)
@@ -82,7 +82,8 @@ def _annealing(flags: Flags) -> Iterator[str]:
             f"--lr-decay-style WSD needs the span at the end in which the rate falls: give "
             f"--lr-wsd-decay-{unit}"
         )
-    decay, words = optimizer.lr_decay_iters or train.train_iters, "iterations"
+    decay: int | None = optimizer.lr_decay_iters or train.train_iters
+    words = "iterations"
     if unit == "samples":
         decay, words = optimizer.lr_decay_samples or train.train_samples, "samples"
     annealing = spans[unit == "samples"] or 0

@@ -9,21 +9,21 @@ from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.guard import GuardSettings
-from megatron.run.train import TrainFlags, evaluation_batches, iterations
+from megatron.run.train import TrainSettings, evaluation_batches, iterations
 
 
 @notes
 def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
-    total = iterations(flags[TrainFlags]).total
+    total = iterations(flags[TrainSettings]).total
     intervals: dict[str, int | None] = {
-        name: getattr(flags[TrainFlags], name) for name in ("eval_interval", "exit_interval")
+        name: getattr(flags[TrainSettings], name) for name in ("eval_interval", "exit_interval")
     }
     checks = "check_weight_hash_across_dp_replicas_interval"
     if flags[CheckpointSettings].save is None:  # the end of a run is checked before its save
         intervals[checks] = flags[GuardSettings].check_weight_hash_across_dp_replicas_interval
     for name, interval in intervals.items():
         if interval is not None and interval > total > 0:
-            ends = name == "eval_interval" and evaluation_batches(flags[TrainFlags])
+            ends = name == "eval_interval" and evaluation_batches(flags[TrainSettings])
             instead = "leaves the evaluation at the end" if ends else "changes nothing"
             yield f"{option_of(name)} {interval} {instead}: the last iteration is {total}"
 
@@ -68,7 +68,7 @@ def _restart_from_nothing(flags: Flags) -> Iterator[str]:
 
 @notes
 def _idle_without_training(flags: Flags) -> Iterator[str]:
-    if flags[TrainFlags].skip_train and flags[CheckpointSettings].save is not None:
+    if flags[TrainSettings].skip_train and flags[CheckpointSettings].save is not None:
         yield (
             f"--save {flags[CheckpointSettings].save} changes nothing: --skip-train trains "
             "nothing to save"

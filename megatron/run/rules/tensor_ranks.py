@@ -16,10 +16,7 @@ def _cuts(flags: Flags) -> Iterator[str]:
     own = flags[TensorRankSettings]
     if (ranks := own.size) == 1:
         return
-    try:
-        model = sound_model(flags)
-    except ValueError:  # another rule reports this mistake
-        return
+    model = sound_model(flags)
     yield from faults_of_cut(model, ranks, sequence_parallel=own.sequence_parallel)
     if model.hidden_size % ranks:  # only with --kv-channels; otherwise heads make it divisible
         yield (

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from megatron.run.parallel_config import ParallelConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
@@ -16,7 +16,7 @@ from megatron.training.metrics.records import Evaluation, Interval
 
 def introduction(
     parallel: ParallelConfig,
-    train: TrainConfig,
+    train: TrainSettings,
     vocabulary: str,
     schedule: str,
     parameters: Sequence[int],

@@ -23,7 +23,7 @@ def test_the_words_make_the_job_for_a_layout(llama: list[str]) -> None:
     layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"]
     run = parse(dry_run_words(asked, layout, 8), 1)
     assert (run.model.num_layers, run.model.vocab_size, run.model.seq_length) == (32, 256000, 8192)
-    assert run.train.global_batch_size == asked.batch == 512
+    assert run.train.global_batch_size == asked.global_batch_size == 512
     assert run.train.num_microbatches == 512 // 8
     assert run.parallel.grid.world_size == asked.gpus.count
     assert run.parallel.placement.machines == asked.gpus.machines

@@ -17,9 +17,11 @@ from megatron.planning.count.run import count_ranks
 from megatron.run.log import LogSettings
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
-from megatron.run.train import TrainConfig
+from megatron.run.train import TrainSettings
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
+from megatron.schedules.settings import ScheduleSettings
+from megatron.schedules.treatment_settings import TreatmentSettings
 from megatron.simulator.costs.count import RankCount
 
 MODEL: Final = GPT.replaced(
@@ -51,7 +53,7 @@ def run_of(
         samples: of a microbatch.
         sizes: further options of ``ParallelConfig``.
         optimizer: of the run.
-        train: further options of ``TrainConfig``.
+        train: further options of ``TrainSettings``.
     """
     layout = dict(sizes or {})
     options: dict[str, Any] = {
@@ -68,14 +70,14 @@ def run_of(
         model=model,
         parallel=ParallelConfig(
             pipeline=PipelineRankSettings(ranks),
-            vocab_parallel=treatment,
-            pipeline_schedule="1f1b",
+            treatment=TreatmentSettings(treatment),
+            schedule=ScheduleSettings("1f1b"),
             padded_vocab_size=model.vocab_size,
             devices=DeviceSettings("cuda", "nccl", 1),
             replicas=ReplicaSettings(size=layout["context"].size if "context" in layout else 1),
             **layout,
         ),
-        train=TrainConfig(**(options | train)),
+        train=TrainSettings(**(options | train)),
         optimizer=optimizer or OptimizerSettings(lr=1.0),
         data=DataSettings(split=Split(1, 0, 0), seq_length=model.seq_length, seed=0),
         log=LogSettings(log_interval=1),

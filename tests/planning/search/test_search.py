@@ -19,7 +19,6 @@ from megatron.planning.search.dimensions import (
     DIMENSIONS,
     EXPERT_TENSOR,
     EXPERTS,
-    GROUP,
     MEMORY,
     MICRO_BATCH,
     PAIRS,
@@ -30,6 +29,7 @@ from megatron.planning.search.dimensions import (
     UNSPLIT,
     VOCABULARY,
     last_resorts,
+    taking,
 )
 from megatron.planning.search.runs import Runs, has_chosen_pairs, promise_of
 from megatron.planning.search.search import Search
@@ -37,6 +37,8 @@ from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.line import Line
+from megatron.schedules.catalogue import OPTION_FLAGS, OPTIONS
+from megatron.schedules.catalogue import SCHEDULES as ALL_SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
@@ -460,7 +462,7 @@ def test_slices_and_pairs_are_tried_together_only_where_the_user_names_one() -> 
 
 
 def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None:
-    grouped = line(GROUP, "2")
+    grouped = line(OPTIONS["group"].flag, "2")
     sizes = {size: set_to("--pipeline-model-parallel-size", size) for size in (1, 2, 4)}
     names = {
         size: {
@@ -476,6 +478,20 @@ def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None
     assert found.taken is not None
     assert found.taken.line.given["--pipeline-schedule"] == ("interleaved",)
     assert {way.line.given["--pipeline-model-parallel-size"] for way in found.ways} == {("2",)}
+
+
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_an_edit_of_the_schedule_drops_the_options_that_no_rule_lets_it_have(name: str) -> None:
+    sizes = ("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1")
+    chunks = ("--pipeline-schedule", "interleaved", "--num-virtual-stages-per-pipeline-rank", "4")
+    given = line(*sizes, *chunks, OPTIONS["group"].flag, "2")
+    assert not given.fault
+    taken = given.edited(taking(name))
+    assert not taken.fault
+    dropped = {option for option in OPTION_FLAGS if option in given.given} - taken.given.keys()
+    for option in dropped:
+        again = taken.edited((set_to(option, *given.given[option]),))
+        assert again.fault.startswith(option), "no rule refuses it"
 
 
 def test_large_plans_with_pairs_are_the_users_alone() -> None:

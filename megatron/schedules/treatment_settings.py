@@ -1,9 +1,9 @@
-"""Flags that ask for a treatment of the vocabulary layers."""
+"""The settings of the treatment of the vocabulary layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from megatron.flags.declare import flag
+from megatron.flags.declare import derived, flag
 from megatron.schedules.treatments import TREATMENTS
 
 DEFAULT_TREATMENT: Final = "none"
@@ -11,13 +11,15 @@ AUTO_TREATMENT: Final = "auto"
 """The value with which the plan chooses the treatment of the vocabulary layers."""
 
 
-# The formatter is off so that the flags read as a table.
-# fmt: off
 @dataclass(frozen=True)
-class TreatmentFlags:
-    """The treatment of the vocabulary layers."""
+class TreatmentSettings:
+    """The treatment of the vocabulary layers.
 
-    vocab_parallel: str | None = flag(None,
+    The settings of a run have the treatment under its own name.
+    """
+
+    # fmt: off
+    vocab_parallel: str = derived(
         "none: the vocabulary layers are whole, on the first and the last stage. redis: the same, "
         "with fewer transformer layers on these stages. The other treatments split the vocabulary "
         "layers into passes of every rank: vocab-2 with one barrier, vocab-1 with two, naive with "
@@ -32,4 +34,22 @@ class TreatmentFlags:
         idle_without="--enable-vocab-parallel", excludes="--use-interlaced-schedule")
     use_interlaced_schedule: bool = flag(False,
         "Another name of --vocab-parallel interlaced, from the paper's code.")
-# fmt: on
+    enable_layer_redistribution: bool = flag(False,
+        "Another name of --vocab-parallel redis, from the paper's code.")
+    # fmt: on
+
+    @property
+    def name(self) -> str:
+        """Name of the treatment, one of ``TREATMENTS``, in a run."""
+        return self.vocab_parallel
+
+    def named(self, name: str) -> "TreatmentSettings":
+        """Return the settings of a run, without other names of the treatment."""
+        return replace(
+            self,
+            vocab_parallel=name,
+            enable_vocab_parallel=False,
+            disable_backward_fusion=False,
+            use_interlaced_schedule=False,
+            enable_layer_redistribution=False,
+        )

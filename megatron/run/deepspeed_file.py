@@ -6,9 +6,11 @@ decide, and a file that asks for something else is refused.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import refuses
 from megatron.flags.tree import declared_in
@@ -17,12 +19,12 @@ from megatron.optimizer.settings import LossScaleSettings, OptimizerSettings
 from megatron.parallel.settings import ReplicaSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.precision import PrecisionSettings
-from megatron.run.train import TrainFlags
+from megatron.run.train import TrainSettings
 
 _FLAG: Final = "--deepspeed-config"
 _SETTINGS: Final[Mapping[str, tuple[type, str]]] = {
-    "train_micro_batch_size_per_gpu": (TrainFlags, "micro_batch_size"),
-    "train_batch_size": (TrainFlags, "global_batch_size"),
+    "train_micro_batch_size_per_gpu": (TrainSettings, "micro_batch_size"),
+    "train_batch_size": (TrainSettings, "global_batch_size"),
     "gradient_clipping": (OptimizerSettings, "clip_grad"),
     "bf16.enabled": (PrecisionSettings, "bf16"),
     "fp16.enabled": (PrecisionSettings, "fp16"),
@@ -39,10 +41,21 @@ _IDLE: Final = frozenset(("steps_per_print", "wall_clock_breakdown", "gradient_a
 """Settings that do not change results, or follow from other settings."""
 
 
+@dataclass(frozen=True)
+class DeepSpeedSettings:
+    """The file of a launch line for DeepSpeed."""
+
+    # fmt: off
+    deepspeed_config: Path | None = flag(None,
+        "File of a DeepSpeed configuration, of a launch line for DeepSpeed; it must agree with "
+        "the flags.", unset="none")
+    # fmt: on
+
+
 @refuses
-def deepspeed_file(flags: Flags) -> Iterator[str]:
+def _deepspeed_file(flags: Flags) -> Iterator[str]:
     """Yield a line on every setting of the file that differs from the flags."""
-    file = flags[TrainFlags].deepspeed_config
+    file = flags[DeepSpeedSettings].deepspeed_config
     if file is None or flags[DryRunSettings].dry_run:
         return
     try:
