@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
-from megatron.schedules.pair_time import InTurns, PairSteps, joined_time
+from megatron.schedules.pair_time import FindsSteps, InTurns, joined_time
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.slice_lengths import slice_shares
@@ -72,7 +72,7 @@ class Costs:
     exchanges: Mapping[CommKind, Exchange] = field(default_factory=dict)
     waits: Mapping[PassKind, Time] = field(default_factory=dict)
     journeys: Mapping[PassKind, Time] = field(default_factory=dict)
-    turns: Mapping[PassKind, Sequence[Sequence[PairSteps]]] = field(
+    turns: Mapping[PassKind, Sequence[Sequence[FindsSteps]]] = field(
         default_factory=dict, compare=False
     )
     slices: "Sequence[Costs]" = ()

@@ -4,7 +4,7 @@ If the steps of both passes are known, their turns are followed step by step, in
 ``megatron.parallel.turns`` lets them run. Otherwise the time follows from sums alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -69,6 +69,11 @@ class PairSteps:
     alone: float
 
 
+FindsSteps = Callable[[], PairSteps]
+"""Returns what a pass does, the same object in every call. Most passes are in no pair, so the steps
+of a pass are found only when somebody asks."""
+
+
 class InTurns(NamedTuple):
     """A pass of a pair.
 
@@ -77,14 +82,14 @@ class InTurns(NamedTuple):
         time: of the pass alone.
         waits: the part of it in which the pass waits for collectives.
         journeys: how often it lets the other pass work, as in ``Costs``.
-        steps: what it does, if that is known.
+        steps: returns what it does, if that is known.
     """
 
     kind: PassKind
     time: float
     waits: float
     journeys: int
-    steps: PairSteps | None = None
+    steps: FindsSteps | None = None
 
     def beside(self, pieces: int) -> tuple[float, float, float]:
         """Return the work and the waits beside a pass of so many pieces, and the time alone.
@@ -110,7 +115,7 @@ def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
         return time_by_sums(one, other)
     first, second = sorted((one, other), key=lambda own: BEGINNERS.index(own.kind))
     pauses = one.kind in PAUSING and other.kind in PAUSING
-    steps = [own.steps or _at_once(own.time) for own in (first, second)]
+    steps = [_at_once(own.time) if own.steps is None else own.steps() for own in (first, second)]
     together, alone = _followed(*steps, pauses, crowds), sum(own.alone for own in steps)
     return (one.time + other.time) * together / alone if alone else 0.0
 
@@ -141,7 +146,7 @@ def beside(clock: float, seconds: float, until: float, crowding: float) -> float
     return clock + slow + seconds - slow / (1 + crowding)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _at_once(time: float) -> PairSteps:
     return PairSteps((Works(time),), time)
 
@@ -203,7 +208,7 @@ class _Player:
         return self._pauses and not own
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _followed(first: PairSteps, second: PairSteps, pauses: bool, crowds: bool) -> float:
     """Return the end of a pair whose passes take turns; ``first`` begins."""
     device = _Device(crowds=crowds)

@@ -11,6 +11,7 @@ from megatron.parallel.turns import Turns
 from megatron.schedules.pair_time import (
     PAUSES,
     SWITCHES,
+    FindsSteps,
     InTurns,
     PairStep,
     PairSteps,
@@ -52,6 +53,11 @@ def steps_of_a_pass(draw: st.DrawFn) -> tuple[PairStep, ...]:
 
 def alone(steps: Sequence[PairStep]) -> float:
     return timed([steps])
+
+
+def known(steps: tuple[PairStep, ...]) -> FindsSteps:
+    found = PairSteps(steps, alone(steps))
+    return lambda: found
 
 
 def timed(passes: Sequence[Sequence[PairStep]], *, pauses: bool = False) -> float:
@@ -105,8 +111,7 @@ def test_a_pair_takes_as_long_as_its_passes_in_turns(
     first, second = sorted(kinds, key=BEGINNERS.index)
     expected = timed([passes[first], passes[second]], pauses=all(k in PAUSING for k in kinds))
     in_turns = [
-        InTurns(kind, slower * alone(own), 0.0, 0, PairSteps(own, alone(own)))
-        for kind, own in passes.items()
+        InTurns(kind, slower * alone(own), 0.0, 0, known(own)) for kind, own in passes.items()
     ]
     assert joined_time(*in_turns) == pytest.approx(slower * expected)
     assert joined_time(*reversed(in_turns)) == pytest.approx(slower * expected)
@@ -116,7 +121,7 @@ def test_a_pair_takes_as_long_as_its_passes_in_turns(
 
 def test_a_pass_of_which_nothing_is_known_works_all_its_time() -> None:
     steps = (Works(1.0), Sends(2.0, "tensor"), SWITCHES, Waits(0), Works(1.0))
-    forward = InTurns("F", 4.0, 2.0, 1, PairSteps(steps, 4.0))
+    forward = InTurns("F", 4.0, 2.0, 1, known(steps))
     assert joined_time(forward, InTurns("S", 3.0, 0.0, 0)) == 5.0
     assert joined_time(forward, InTurns("S", 0.0, 0.0, 0)) == 4.0
 
@@ -124,8 +129,8 @@ def test_a_pass_of_which_nothing_is_known_works_all_its_time() -> None:
 def test_work_is_slower_while_a_collective_is_under_way() -> None:
     """Work of 3 during a collective of 2.2 is slower by a tenth for so long: 2 and 1 more."""
     sends = (Sends(2.2, "tensor", 0.1), SWITCHES, Waits(0))
-    forward = InTurns("F", 2.2, 2.2, 1, PairSteps(sends, 2.2))
-    backward = InTurns("B", 3.0, 0.0, 0, PairSteps((Works(3.0),), 3.0))
+    forward = InTurns("F", 2.2, 2.2, 1, known(sends))
+    backward = InTurns("B", 3.0, 0.0, 0, known((Works(3.0),)))
     assert joined_time(forward, backward) == pytest.approx(2.2 + 1.0)
 
 
@@ -147,9 +152,7 @@ def layers(number: int) -> tuple[PairStep, ...]:
 def test_two_passes_that_pause_hide_all_collectives_but_the_first_ones() -> None:
     """If both handed over at collectives alone, the norms would meet: nothing hides there."""
     steps = layers(10)
-    forward, backward = (
-        InTurns(kind, alone(steps), 0.0, 0, PairSteps(steps, alone(steps))) for kind in PAUSING
-    )
+    forward, backward = (InTurns(kind, alone(steps), 0.0, 0, known(steps)) for kind in PAUSING)
     work = 2 * 10 * 6.1
     assert joined_time(forward, backward) < work + 4.0
     unpaused = tuple(step for step in steps if step is not PAUSES)

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from megatron.schedules.pair_time import (
     PAUSES,
     SWITCHES,
+    FindsSteps,
     PairStep,
     PairSteps,
     Sends,
@@ -52,8 +53,8 @@ def turns_of(
     chunks: int,
     price: CrowdedPrice,
     hidden: Collection[str],
-) -> Mapping[PassKind, list[list[PairSteps]]]:
-    """Return the steps of passes in pairs, by kind, rank and chunk.
+) -> Mapping[PassKind, list[list[FindsSteps]]]:
+    """Return what passes do in pairs, by kind, rank and chunk.
 
     Args:
         counts: the count of every pipeline rank.
@@ -62,23 +63,38 @@ def turns_of(
         price: turns counts into times.
         hidden: the axes at whose collectives the passes of a pair switch.
     """
-    known: dict[tuple[object, ...], PairSteps] = {}
+    known: dict[tuple[object, ...], FindsSteps] = {}
 
-    def steps(count: PassCount, kind: PassKind) -> PairSteps:
+    def finder(count: PassCount, kind: PassKind) -> FindsSteps:
         key = kind == "W", *((id(work), times) for work, times in count.parts)
         if key not in known:
-            works = [work for work, times in count.parts for _ in range(times)]
-            made = _Steps(price, hidden, divides=kind == "W")
-            known[key] = made.of(in_a_row(works).steps)
+            known[key] = _Finder(count, price, hidden, divides=kind == "W")
         return known[key]
 
     return {
         kind: [
-            [steps(count.passes.get((kind, chunk), NO_PASS), kind) for chunk in range(chunks)]
+            [finder(count.passes.get((kind, chunk), NO_PASS), kind) for chunk in range(chunks)]
             for count in counts
         ]
         for kind in kinds
     }
+
+
+class _Finder:
+    """Finds the steps of a pass when they are first asked for; arguments as in ``_Steps``."""
+
+    def __init__(
+        self, count: PassCount, price: CrowdedPrice, hidden: Collection[str], *, divides: bool
+    ) -> None:
+        self._count, self._price, self._hidden, self._divides = count, price, hidden, divides
+        self._found: PairSteps | None = None
+
+    def __call__(self) -> PairSteps:
+        if self._found is None:
+            works = [work for work, times in self._count.parts for _ in range(times)]
+            steps = _Steps(self._price, self._hidden, divides=self._divides)
+            self._found = steps.of(in_a_row(works).steps)
+        return self._found
 
 
 class _Steps:

@@ -53,7 +53,9 @@ def steps_of(
     steps: Sequence[Step], kind: PassKind = "F", hidden: Sequence[str] = ("tensor",), times: int = 1
 ) -> tuple[PairStep, ...]:
     count = RankCount({(kind, 0): PassCount.joined([(Work(tuple(steps)), times)])})
-    [[found]] = turns_of([count], [kind], 1, Simple(), hidden)[kind]
+    [[finds]] = turns_of([count], [kind], 1, Simple(), hidden)[kind]
+    found = finds()
+    assert finds() is found
     assert found.alone == Simple().seconds(Work(times * tuple(steps)))
     return found.steps
 
