@@ -265,8 +265,8 @@ def _products(
     coming = None if kept is None else products.start_input_again(kept, layer.columns)
     if wants_x:
         x_grad = products.input_gradient(grad, weight)
-    # After the product, which hides the gathering, and before the reduction: ``start_gather``
-    # demands this order.
+    # After the product, which hides the gathering, and before the reduction: nothing else may call
+    # the ranks while a gathering is under way (``TensorParallel.start_gather``).
     if coming is None:
         return None if x_grad is None else layer.columns.reduce(x_grad), None
     x = coming.wait()

@@ -94,7 +94,8 @@ class Products(Protocol[Factor]):
     def start_input_again(self, kept: Kept, ranks: TensorParallel) -> Pending[Factor]:
         """Begin to make the factor of an input from the kept tensors.
 
-        The caller must wait for the result before it calls any method of ``ranks``.
+        Until the caller has waited for the result, it only begins more such factors: see
+        ``TensorParallel.start_gather``.
         """
         ...
 

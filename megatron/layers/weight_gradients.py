@@ -38,7 +38,10 @@ class GathersFirst(Protocol):
     """A work for later that gathers tensors from other ranks, and then talks to nobody."""
 
     def begin(self) -> None:
-        """Begin to gather; works begin and arrive in one order on all ranks."""
+        """Begin to gather. Until ``arrive`` only other works of this kind may call the same ranks.
+
+        All ranks begin works in one order, and let them arrive in the same order.
+        """
         ...
 
     def arrive(self) -> None:
@@ -51,27 +54,39 @@ class GathersFirst(Protocol):
 
 
 AHEAD: Final = 2
-"""Works of a W for which tensors are gathered before their turn. With t ranks, the products of
-attention take less time than the gathering for the next product; those of the MLP take more. With
-one work ahead a layer's two short products would not hide what two long ones can."""
+"""Works of a W for which tensors are gathered before their turn. With one work ahead, gatherings
+for attention would lie beside the short products of attention alone. The MLP's are longer."""
 
 
 def parts_of(works: list[Callable[[], None]]) -> Iterator[Callable[[], None]]:
     """Yield the parts of a W; each gathers for later parts while it multiplies.
 
-    A part releases its activations as soon as it is done: nothing else may hold it then. Other
-    passes may run between two parts, while tensors for later parts are under way.
+    Nothing is under way during a work that may call the same ranks itself. A part releases its
+    activations as soon as it is done: nothing else may hold it then.
 
     Args:
         works: the works that a backward has left, in order; they are taken out.
     """
-    if any(isinstance(work, GathersFirst) for work in works[:AHEAD]):
-        yield partial(_begin, works[:AHEAD])
+    near = _near(works)
+    if near:
+        yield partial(_begin, near)
     while works:
-        yield partial(_work, works.pop(0), works[AHEAD - 1 : AHEAD])
+        work, begun = works.pop(0), len(near)
+        near = _near(works) if isinstance(work, GathersFirst) else []
+        yield partial(_work, work, near[max(0, begun - 1) :])
 
 
-def _work(work: Callable[[], None], later: Sequence[Callable[[], None]]) -> None:
+def _near(works: Sequence[Callable[[], None]]) -> list[GathersFirst]:
+    """Return the next works, up to the first one that may call the ranks itself."""
+    found: list[GathersFirst] = []
+    for work in works[:AHEAD]:
+        if not isinstance(work, GathersFirst):
+            break
+        found.append(work)
+    return found
+
+
+def _work(work: Callable[[], None], later: Sequence[GathersFirst]) -> None:
     """Do a work, and begin to gather for later works meanwhile."""
     if isinstance(work, GathersFirst):
         work.arrive()
@@ -79,10 +94,9 @@ def _work(work: Callable[[], None], later: Sequence[Callable[[], None]]) -> None
     work()
 
 
-def _begin(works: Sequence[Callable[[], None]]) -> None:
+def _begin(works: Sequence[GathersFirst]) -> None:
     for work in works:
-        if isinstance(work, GathersFirst):
-            work.begin()
+        work.begin()
 
 
 class HasModules(Protocol):

@@ -37,17 +37,25 @@ class Begun(Generic[T]):
     """
 
     def __init__(self, steps: Steps[T]) -> None:
-        self._steps = steps
+        self._steps: Steps[T] | None = steps
+        self._results: list[T] = []
         next(steps)
 
     def wait(self) -> T:
         """Wait for the end, and return the result; on CUDA the current stream waits."""
-        try:
-            next(self._steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        raise AssertionError("a collective has two parts")
+        if self._steps is not None:
+            steps, self._steps = self._steps, None
+            self._results.append(_end(steps))
+        return self._results[0]
+
+
+def _end(steps: Steps[T]) -> T:
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("a collective has two parts")
 
 
 def in_turns(steps: Steps[T], axis: ConnectedAxis) -> T:

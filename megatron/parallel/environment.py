@@ -18,8 +18,8 @@ NCCL_ENVIRONMENT: Final = {
 }
 
 DETERMINISTIC_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
-    # A ring adds up in the order of its ranks. Trees may differ from run to run, and NVLS adds up
-    # in the switch.
+    # A ring adds up in the order of its ranks; NVLS adds up in the switch. Megatron-LM's last value
+    # leaves trees to NCCL.
     "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
     # With a workspace for each stream cuBLAS takes the same kernels whatever runs beside them.
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),

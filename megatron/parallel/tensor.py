@@ -43,6 +43,14 @@ class TensorParallel:
     size = 1
     sequence_parts = 1
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the other pass of a pair may go on while tensors of these ranks are under way.
+
+        If not, two threads would call the ranks, in an order of their own on every rank.
+        """
+        return True
+
     def gather(self, x_buh: Tensor) -> Tensor:
         """Return all tokens [b, s, h], from the parts of all ranks."""
         return x_buh
@@ -147,6 +155,11 @@ class SharedTokens(TensorParallel):
         assert self._axis.turns is not None
         self._axis.turns.hand_over()
         return begun
+
+    @property
+    def takes_turns(self) -> bool:
+        """As in ``TensorParallel``."""
+        return self._axis.turns is not None
 
     def pause(self) -> None:
         """As in ``TensorParallel``."""

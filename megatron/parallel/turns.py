@@ -1,9 +1,11 @@
 """Two passes take turns on a rank: one works while a collective of the other is under way.
 
 The two passes of a pair have a thread each, but never run at the same time. When a pass has begun a
-collective on an axis with ``Turns``, the other pass has its turn. At its own next turn, the pass
-waits for its collective. A W hands over after each of its products (``divided``). After the end of
-one pass, the other one runs alone. Each pass has exactly the results that it would have alone.
+collective on an axis with ``Turns`` that it waits for, or a reduction, the other pass has its turn.
+At its own next turn, the pass waits for its collective, or first does work that does not need it. A
+W hands over after each of its products (``divided``), while tensors for the next ones are under
+way. After the end of one pass, the other one runs alone. Each pass has exactly the results that it
+would have alone.
 
 Between two layers, F and B wait twice with hardly any work between: the sum of a layer's output
 leaves, and after a norm the input of the next layer is gathered. If both passes of a pair were at

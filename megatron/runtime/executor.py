@@ -101,7 +101,7 @@ class Executor:
     def _run_step(self, passes: Passes, step: Run, recorder: Observer | None) -> None:
         """Run a pass, or the two passes of a pair.
 
-        The pass that waits first begins, and the other one works meanwhile (``BEGINNERS``).
+        The pass whose kind stands first in ``BEGINNERS`` begins.
         """
         if step.joined is not None and self._turns is not None:
             begins, other = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))

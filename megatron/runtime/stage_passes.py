@@ -353,7 +353,7 @@ class StagePasses:
 
     @torch.no_grad()
     def _run_all(self, deferred: list[Callable[[], None]]) -> None:
-        if self._turns is not None:
+        if self._turns is not None and self.model.tensor.takes_turns:
             self._turns.divided(parts_of(deferred))
         for part in parts_of(deferred):
             part()

@@ -5,8 +5,7 @@ If the steps of both passes are known, their turns are followed step by step, in
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
@@ -62,11 +61,11 @@ class PairSteps:
 
     Attributes:
         steps: what it does.
-        alone: its time without another pass, by the same durations.
+        known: the times of pairs in which this pass begins, so that each is found once.
     """
 
     steps: tuple[PairStep, ...]
-    alone: float
+    known: "dict[tuple[PairSteps, bool, bool], float]" = field(default_factory=dict)
 
 
 FindsSteps = Callable[[], PairSteps]
@@ -115,8 +114,11 @@ def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
         return time_by_sums(one, other)
     first, second = sorted((one, other), key=lambda own: BEGINNERS.index(own.kind))
     pauses = one.kind in PAUSING and other.kind in PAUSING
-    steps = [_at_once(own.time) if own.steps is None else own.steps() for own in (first, second)]
-    together, alone = _followed(*steps, pauses, crowds), sum(own.alone for own in steps)
+    begins, joins = (
+        _at_once(own.time) if own.steps is None else own.steps() for own in (first, second)
+    )
+    alone = sum(_followed(own, _NOBODY, False, True) for own in (begins, joins))
+    together = _followed(begins, joins, pauses, crowds)
     return (one.time + other.time) * together / alone if alone else 0.0
 
 
@@ -146,9 +148,11 @@ def beside(clock: float, seconds: float, until: float, crowding: float) -> float
     return clock + slow + seconds - slow / (1 + crowding)
 
 
-@lru_cache(maxsize=512)
 def _at_once(time: float) -> PairSteps:
-    return PairSteps((Works(time),), time)
+    return PairSteps((Works(time),))
+
+
+_NOBODY: Final = PairSteps(())
 
 
 class _Device:
@@ -208,9 +212,15 @@ class _Player:
         return self._pauses and not own
 
 
-@lru_cache(maxsize=512)
 def _followed(first: PairSteps, second: PairSteps, pauses: bool, crowds: bool) -> float:
     """Return the end of a pair whose passes take turns; ``first`` begins."""
+    key = second, pauses, crowds
+    if key not in first.known:
+        first.known[key] = _end_of(first, second, pauses=pauses, crowds=crowds)
+    return first.known[key]
+
+
+def _end_of(first: PairSteps, second: PairSteps, *, pauses: bool, crowds: bool) -> float:
     device = _Device(crowds=crowds)
     turn, other = (
         _Player(own.steps, device, pauses=pauses, lags=lags)

@@ -30,8 +30,8 @@ PARTNERS: Final[Mapping[PassKind, tuple[PassKind, ...]]] = {
 of its layers, and the other one works meanwhile."""
 
 BEGINNERS: Final[tuple[PassKind, ...]] = ("W", "F", "B", "S", "T", "IB")
-"""Kinds of passes of a pair; the one that stands first here begins. A W first gathers, and an F or
-a B hides that. S, T and IB wait for nobody."""
+"""Kinds of passes of a pair; the one that stands first here begins. With sequence parallelism a W
+first gathers, and an F or a B hides that. S, T and IB wait for nobody."""
 
 PAUSING: Final[tuple[PassKind, ...]] = ("F", "B")
 """Kinds of passes that pause between two products, if both passes of a pair do so."""

@@ -17,10 +17,11 @@ from correctness.rank_runs import (
 )
 from correctness.short_runs import Layout
 from correctness.test_expert_ranks import MODELS, job_of
-from correctness.test_experts import PARTS, WHOLE
+from correctness.test_experts import PARTS, WHOLE, job
 from harness.marks import full
 from harness.rank_pool import RankPool
 from reference.plain_gpt import Parameters
+from schedules.paired import kinds_of_pairs, paired
 
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
@@ -69,6 +70,32 @@ def test_joined_and_not_joined_leave_the_same_bits(
         assert same(joined.first_gradients, plain.first_gradients)
         assert same(joined.final, plain.final)
         assert joined.left_in_store == 0
+
+
+def test_w_gathers_nothing_during_a_pass_if_tensor_ranks_take_no_turns(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """A plan of one's own may pair W, with a flag that lets experts alone take turns."""
+    own = job("mixtral")
+    layout = Layout(1, "none", "zb-h1", tensor=2, sequence=True, experts=2, expert_tensor=1)
+    plan = paired(make_run_plan(own.config(layout)).plan, seed=1)
+    assert {("F", "W"), ("B", "W")} & set(kinds_of_pairs(plan))
+    file = tmp_path / "my.plan"
+    file.write_text(plan.to_text())
+    layout = replace(layout, schedule="file", file=file)
+    (apart, _), (together, turns) = (
+        ranks.run(
+            switched,
+            layout.world_size,
+            config=config_of(own, layout, overlap=overlap),
+            batches=own.batches(),
+        )[0]
+        for overlap in (False, True)
+    )
+    assert turns
+    assert together.losses == apart.losses
+    assert together.gradient_norms == apart.gradient_norms
+    assert same(together.final, apart.final)
 
 
 def test_the_flag_makes_a_plan_with_pairs() -> None:

@@ -1,6 +1,6 @@
 """Linear layers that ranks share: what they move when, and what they keep. Nobody else is there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -155,31 +155,57 @@ def test_w_gathers_again(way: Way, in_b: list[str]) -> None:
     assert main_grad_of(linear.weight).any()
 
 
-def test_w_gathers_for_the_next_two_products_while_it_multiplies() -> None:
-    """Other passes may run between two parts, while tensors are under way."""
-    tensor, deferred = Noting(), list[Callable[[], None]]()
-    ways: tuple[Way, ...] = ("columns", "rows", "columns", "rows")
+def deferred_works(tensor: Noting, ways: Sequence[Way]) -> tuple[Linear, list[Callable[[], None]]]:
+    deferred = list[Callable[[], None]]()
     for way in ways:
-        tensor.events.clear()
         linear = make_linear(way, tensor, deferred.append)
+        tensor.events.clear()
         forward_and_backward(linear, way, tensor)
-    deferred.insert(1, lambda: tensor.events.append("other"))
     tensor.events.clear()
+    return linear, deferred
+
+
+def events_of_parts(tensor: Noting, linear: Linear, works: list[Callable[[], None]]) -> list[str]:
     with Products(tensor.events, linear.weight):
-        for part in parts_of(deferred):
+        for part in parts_of(works):
             part()
             tensor.events.append("|")
-    assert not deferred
-    found = ["product" if event in ("dW", "dX") else event for event in tensor.events]
-    begins, done = "gather begins", "gather done"
-    assert found == [
-        *(begins, "|"),
-        *(done, begins, "product", "|"),
-        *(begins, "other", "|"),
-        *(done, begins, "product", "|"),
-        *(done, "product", "|"),
-        *(done, "product", "|"),
+    assert not works
+    return ["product" if event in ("dW", "dX") else event for event in tensor.events]
+
+
+BEGINS, DONE = "gather begins", "gather done"
+
+
+def test_w_gathers_for_the_next_two_products_while_it_multiplies() -> None:
+    """Other passes may run between two parts, while tensors are under way."""
+    tensor = Noting()
+    linear, works = deferred_works(tensor, ("columns", "rows", "columns", "rows"))
+    assert events_of_parts(tensor, linear, works) == [
+        *(BEGINS, BEGINS, "|"),
+        *(DONE, BEGINS, "product", "|"),
+        *(DONE, BEGINS, "product", "|"),
+        *(DONE, "product", "|"),
+        *(DONE, "product", "|"),
     ]
+
+
+def test_nothing_is_under_way_during_a_work_that_may_call_the_same_ranks() -> None:
+    """Such as experts that are with their layer: they send tokens to each other again."""
+    tensor = Noting()
+    linear, works = deferred_works(tensor, ("columns", "rows", "columns", "rows"))
+    works.insert(1, lambda: tensor.events.append("other"))
+    found = events_of_parts(tensor, linear, works)
+    assert found == [
+        *(BEGINS, "|", DONE, "product", "|"),
+        *("other", "|"),
+        *(BEGINS, DONE, BEGINS, BEGINS, "product", "|"),
+        *(DONE, "product", "|"),
+        *(DONE, "product", "|"),
+    ]
+    under_way = [found[:at].count(BEGINS) - found[:at].count(DONE) for at in range(len(found))]
+    assert under_way[found.index("other")] == 0
+    assert max(under_way) == 2
 
 
 def test_a_w_without_gatherings_has_a_part_for_each_product() -> None:

@@ -25,7 +25,10 @@ Group = tuple[str, tuple[int, ...]]
 """The axis of a group, and its ranks."""
 
 Work = Sequence[str]
-"""The axes of a pass's collectives, in order; ``-`` is a product, after which a W hands over."""
+"""What a pass does, in order. The name of an axis is a collective that the pass waits for; ``-`` is
+a product, after which a W hands over; ``.`` is a pause. ``~`` before an axis begins a collective
+and hands over, ``+`` begins one and goes on. ``w`` waits for the first of those that have begun,
+and at its end a pass waits for all."""
 
 Row = Sequence[tuple[Work, ...]]
 """The steps of a rank: a pass, or the two passes of a pair, of which the first begins."""
@@ -127,18 +130,42 @@ class Rank:
 
     def work(self, name: str, axes: Work) -> None:
         """A pass: at each collective and after each product the other pass of a pair goes on."""
+        begun: list[tuple[Group, int]] = []
 
-        def part(at: int, axis: str) -> None:
+        def do(at: int, word: str) -> None:
             self.done.append(f"{name}.{at}")
-            if axis != "-":
+            axis = word.lstrip("~+")
+            if axis == ".":
+                self.turns.pause()
+            elif axis == "w" and begun:
+                self.wait(*begun.pop(0))
+            elif axis in self.machine.groups:
                 group = self.machine.group_of(axis, self.number)
                 own = self.machine.issued[group, self.number]
                 own.append(f"{name}.{at}")
-                number = len(own) - 1
-                self.turns.hand_over()
-                self.wait(group, number)
+                begun.append((group, len(own) - 1))
+                if word[0] != "+":
+                    self.turns.hand_over()
+                if word == axis:
+                    self.wait(*begun.pop())
 
-        self.turns.divided([partial(part, at, axis) for at, axis in enumerate(axes)])
+        def part(words: Sequence[tuple[int, str]]) -> None:
+            for word in words:
+                do(*word)
+
+        self.turns.divided([partial(part, words) for words in _parts(axes)])
+        for collective in begun:
+            self.wait(*collective)
+
+
+def _parts(work: Work) -> list[list[tuple[int, str]]]:
+    """Return the parts of a pass; what begins without a switch belongs to the part after it."""
+    found: list[list[tuple[int, str]]] = [[]]
+    for at, word in enumerate(work):
+        found[-1].append((at, word))
+        if word[0] != "+":
+            found.append([])
+    return found
 
 
 class _GivenUpError(Exception):
@@ -152,7 +179,7 @@ def in_turns(rank: Rank) -> None:
         if len(works) == 1:
             works[0]()
         else:
-            rank.turns.run(*works)
+            rank.turns.run(*works, pauses=True)
 
 
 def by_time(rank: Rank) -> None:
@@ -167,9 +194,9 @@ Groups = dict[str, list[tuple[int, ...]]]
 GRID: Groups = {"tensor": [(0, 1), (2, 3)], "context": [(0, 2), (1, 3)], "experts": [(0, 1, 2, 3)]}
 """Four ranks that run the same row, in three groups each."""
 
-AXES = (*GRID, "-")
+AXES = (*GRID, "-", ".", "w", *(sign + axis for sign in "~+" for axis in GRID))
 
-passes = st.lists(st.sampled_from(AXES), max_size=5).map(tuple)
+passes = st.lists(st.sampled_from(AXES), max_size=7).map(tuple)
 steps = st.one_of(st.tuples(passes), st.tuples(passes, passes))
 rows = st.lists(steps, min_size=1, max_size=6)
 
@@ -225,6 +252,9 @@ SMALL = [
     (one, other)
     for one in product(("tensor", "context"), repeat=2)
     for other in [*product(("tensor", "context"), repeat=2), ("-", "experts")]
+] + [
+    (("+tensor", "+tensor", "-", "w", "-"), ("tensor", ".", "tensor")),
+    (("tensor", ".", "~tensor", "-", "w"), ("context", ".", "~tensor", "tensor")),
 ]
 
 

@@ -56,7 +56,7 @@ def alone(steps: Sequence[PairStep]) -> float:
 
 
 def known(steps: tuple[PairStep, ...]) -> FindsSteps:
-    found = PairSteps(steps, alone(steps))
+    found = PairSteps(steps)
     return lambda: found
 
 

@@ -56,7 +56,8 @@ def _given_anyway(flags: Flags) -> Iterator[str]:
 @notes
 def _at_the_base(flags: Flags) -> Iterator[str]:
     own, hidden = flags[WidthSettings], flags[ShapeSettings].hidden_size
-    if own.use_mup and own.width(hidden) == 1:
+    changes_more = own.mup_embedding_mult != 1 or own.mup_output_mult != 1
+    if own.use_mup and own.width(hidden) == 1 and not changes_more:
         yield (
             f"--use-mup changes the scale of attention's scores alone at the base width: "
             f"--mup-base-hidden-size is {hidden}, as --hidden-size"

@@ -109,7 +109,6 @@ class _Steps:
     def __init__(self, price: CrowdedPrice, hidden: Collection[str], *, divides: bool) -> None:
         self._price, self._hidden, self._divides = price, hidden, divides
         self._steps: list[PairStep] = []
-        self._alone = 0.0
         self._sent = 0
         self._begun: list[int] = []
 
@@ -128,7 +127,7 @@ class _Steps:
                     self._communicate(step)
         if self._steps and self._steps[-1] == SWITCHES:
             self._steps.pop()  # the pass is over
-        return PairSteps(tuple(self._steps), self._price.seconds(Work(tuple(steps))))
+        return PairSteps(tuple(self._steps))
 
     def _work(self, launches: Sequence[Launch]) -> None:
         """Add kernels; in a W, the other pass goes on after each product."""
