@@ -58,8 +58,8 @@ class TensorParallel:
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """Begin ``gather``; it runs during the caller's work until the caller waits for it.
 
-        The caller may begin further gatherings meanwhile, and waits for them in the same order. It
-        waits for all before it calls any other method, except in a pair of passes.
+        The caller may begin further gatherings meanwhile, and waits for all of them in the order
+        in which they began. Until then it calls no other method, except in a pair of passes.
         """
         return Done(x_buh)
 

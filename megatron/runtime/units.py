@@ -85,7 +85,7 @@ class UnitTensors:
     Attributes:
         shapes_buh: of the tensors between stages, in every slice of a microbatch.
         dtype: of activations.
-        stream_dtype: of the residual stream, which is what stages send.
+        stream_dtype: of the residual stream, which stages send.
         sequence_parts: tensor-parallel ranks with u tokens each of every sample.
         cut: whether a unit has parts of samples (``are_cut``).
     """

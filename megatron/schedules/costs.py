@@ -59,7 +59,7 @@ class Costs:
             of ``waits`` at every collective, by default twice; in another kind where the pass
             can be interrupted, by default nowhere.
         turns: for each kind of pass of which it is known, what a pass of every rank and chunk does
-            in a pair. ``waits`` and ``journeys`` are sums of it.
+            in a pair. ``waits`` and ``journeys`` are sums over these steps.
         slices: for every slice of a microbatch, the costs of its passes and communications; empty:
             each of n slices takes an n-th of these costs. U, RG and AG have no slices.
 

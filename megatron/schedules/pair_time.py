@@ -60,7 +60,7 @@ class PairSteps:
     """What a pass does in a pair, in order; two objects are never equal.
 
     Attributes:
-        steps: what it does.
+        steps: work, collectives, waits and switches of the pass.
         known: the times of pairs in which this pass begins, so that each is found once.
     """
 
@@ -81,7 +81,7 @@ class InTurns(NamedTuple):
         time: of the pass alone.
         waits: the part of it in which the pass waits for collectives.
         journeys: how often it lets the other pass work, as in ``Costs``.
-        steps: returns what it does, if that is known.
+        steps: returns the steps of the pass, if they are known.
     """
 
     kind: PassKind

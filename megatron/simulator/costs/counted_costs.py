@@ -22,9 +22,8 @@ from megatron.simulator.costs.count import (
     RankCount,
     Step,
     Work,
-    in_a_row,
-    leading_begins,
 )
+from megatron.simulator.costs.in_a_row import in_a_row, leading_begins
 from megatron.simulator.costs.turns import REDUCTIONS, turns_of
 
 FLOPS_PER_BYTE: Final = 100

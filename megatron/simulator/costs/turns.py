@@ -27,9 +27,8 @@ from megatron.simulator.costs.count import (
     RankCount,
     Step,
     Work,
-    in_a_row,
-    leading_begins,
 )
+from megatron.simulator.costs.in_a_row import in_a_row, leading_begins
 
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter")
 """Collectives that a pass begins and hands over at, where it has work of its own meanwhile."""

@@ -20,7 +20,8 @@ from megatron.planning.count.subject import Subject
 from megatron.run.run_config import RunConfig
 from megatron.schedules.lower import lower
 from megatron.schedules.plan import Plan
-from megatron.simulator.costs.count import AWAIT, Await, PassCount, RankCount, Step, in_a_row
+from megatron.simulator.costs.count import AWAIT, Await, PassCount, RankCount, Step
+from megatron.simulator.costs.in_a_row import in_a_row
 
 UNLIKE = LLAMA.replaced(
     num_layers=6, window_size=5, window_attn_skip_freq=LayerPattern(listed=(1, 0, 1))
