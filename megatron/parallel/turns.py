@@ -18,19 +18,23 @@ between the two products of a layer (``pause``), and the second pass stays one t
 Here a is the work up to the pause and b the work after it. Each collective is under way during an a
 or a b of the other pass. The lag is made at the first pause of the first pass, which goes on there.
 
-No real timing can deadlock. Only the layers, and not the time, decide where passes switch. So ranks
-that run the same pair issue the collectives of all their groups in one order, and wait for them in
-one order. A rank waits for a collective only after it has issued all that stand before the wait in
-this order, whichever groups they belong to. Take the first wait in the order at which some rank
-stands still: every rank of its group issues the collective without passing another wait at which
-it could stand still, so the collective ends.
+A plan may know better turns for an F and a B (``schedules/turn_order.py``): it then says which pass
+begins, and how many pieces of a pass run in each turn. A piece ends where the pass would hand over.
+If the turn has another piece, the pass goes on instead, and waits for its own collective.
+
+No real timing can deadlock. Only the layers and the plan, and not the time of a run, decide where
+passes switch. So ranks that run the same pair issue the collectives of all their groups in one
+order, and wait for them in one order. A rank waits for a collective only after it has issued all
+that stand before the wait in this order, whichever groups they belong to. Take the first wait in
+the order at which some rank stands still: every rank of its group issues the collective without
+passing another wait at which it could stand still, so the collective ends.
 
 On CUDA both threads use the stream of the caller. NCCL runs a collective on a stream of its own,
 and waiting for it is an instruction to the stream. So kernels of the other pass, which the host
 issues in between, run during the collective.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Condition
@@ -52,10 +56,17 @@ class Turns:
         self._over = [True, True]
         self._has_failed = self._pauses = False
         self._lags = False
+        self._pieces: Iterator[int] | None = None
+        self._left = 0
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
 
     def run(
-        self, first: Callable[[], None], second: Callable[[], None], *, pauses: bool = False
+        self,
+        first: Callable[[], None],
+        second: Callable[[], None],
+        *,
+        pauses: bool = False,
+        pieces: Sequence[int] = (),
     ) -> None:
         """Run both; ``first`` begins, in a thread of its own.
 
@@ -66,12 +77,16 @@ class Turns:
             first: the pass that begins.
             second: the other pass.
             pauses: whether passes also hand over at their pauses; for two passes that pause.
+            pieces: how many pieces of a pass run in each turn; further turns have one piece. Empty:
+                the passes hand over wherever they can.
 
         Raises:
             BaseException: the error of the pass that failed first.
         """
         self._turn, self._over, self._has_failed = 0, [False, False], False
         self._pauses, self._lags = pauses, False
+        self._pieces = iter(pieces) if pieces else None
+        self._begin_turn()
         stream = _current_stream()
 
         def beside() -> None:
@@ -103,7 +118,7 @@ class Turns:
         """Let the other pass go on between two products, if the pair does so."""
         if not self._pauses or not self.runs:
             return
-        if self._turn == 0 and not self._lags:
+        if self._pieces is None and self._turn == 0 and not self._lags:
             self._lags = True
             return
         self.hand_over()
@@ -111,17 +126,29 @@ class Turns:
     def hand_over(self) -> None:
         """Let the other pass go on; return when the other pass hands over again or ends.
 
-        Without a pair, or when the other pass has ended before, the call returns immediately.
+        Without a pair, when the other pass has ended before, or when the turn has another piece of
+        this pass, the call returns immediately.
         """
         own = self._turn  # only the pass whose turn it is can call
         self._switches[own] += 1
-        if not self._over[1 - own]:
+        if not self._over[1 - own] and not self._has_further_piece():
             with self._changed:
                 self._turn = 1 - own
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._turn == own)
         if self._has_failed:
             raise _AbandonedError("the other pass of the pair has failed")
+
+    def _has_further_piece(self) -> bool:
+        """Return whether the turn goes on; otherwise the turn of the other pass begins."""
+        self._left -= 1
+        if self._left > 0:
+            return True
+        self._begin_turn()
+        return False
+
+    def _begin_turn(self) -> None:
+        self._left = next(self._pieces, 1) if self._pieces is not None else 1
 
     def divided(self, parts: Iterable[Callable[[], None]]) -> None:
         """Run the parts of a pass, and hand over after each that has not handed over by itself."""
@@ -146,6 +173,7 @@ class Turns:
             with self._changed:
                 self._over[own] = True
                 self._turn = 1 - own
+                self._begin_turn()
                 self._changed.notify_all()
 
 

@@ -101,15 +101,19 @@ class Executor:
     def _run_step(self, passes: Passes, step: Run, recorder: Observer | None) -> None:
         """Run a pass, or the two passes of a pair.
 
-        The pass whose kind stands first in ``BEGINNERS`` begins.
+        Unless the plan has turns for a pair, the kind of pass that stands first in ``BEGINNERS``
+        begins.
         """
         if step.joined is not None and self._turns is not None:
             begins, other = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))
+            if step.turns is not None and step.turns.begins != begins.kind:
+                begins, other = other, begins
             with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
                 self._turns.run(
                     partial(self._run, passes, begins),
                     partial(self._run, passes, other),
                     pauses=all(item.kind in PAUSING for item in step.passes),
+                    pieces=() if step.turns is None else step.turns.pieces,
                 )
             return
         for item in step.passes:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
-from megatron.schedules.pair_time import FindsSteps, InTurns, joined_time
+from megatron.schedules.pair_steps import FindsSteps
+from megatron.schedules.pair_time import InTurns, joined_time
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.slice_lengths import slice_shares

@@ -13,9 +13,10 @@ from itertools import product
 
 from megatron.schedules.costs import Costs
 from megatron.schedules.needs import Comm, needs, participants, sources
-from megatron.schedules.pair_time import joined_time
+from megatron.schedules.pair_time import joined_time, order_of_turns
 from megatron.schedules.passes import DESCENDING_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan, passes_of
+from megatron.schedules.turn_order import TurnOrder
 
 
 class Graph:
@@ -155,6 +156,10 @@ class Graph:
             known = joined_time(self._in_turns[one], self._in_turns[other])
             self._pair_times[one, other] = known
         return known
+
+    def turns(self, one: int, other: int) -> TurnOrder | None:
+        """Return the turns of a pair; ``None``: its passes switch wherever they can."""
+        return order_of_turns(self._in_turns[one], self._in_turns[other])
 
     def plan_row(self, row: Iterable[int]) -> tuple[Pass, ...]:
         """Return the passes that have these numbers: the inverse of ``row``."""

@@ -19,6 +19,7 @@ from megatron.schedules.offload import Copy, copies
 from megatron.schedules.passes import Pass
 from megatron.schedules.plan import Plan
 from megatron.schedules.timing import Walk, walk
+from megatron.schedules.turn_order import TurnOrder
 
 IN_FLIGHT_SENDS = 2
 """The most messages per link, and collectives per kind, that a rank may have started without
@@ -32,10 +33,12 @@ class Run(NamedTuple):
     Attributes:
         item: the pass, or the first of the pair.
         joined: the second of the pair; ``None`` if the pass runs by itself.
+        turns: of the pair; ``None``: the passes switch wherever they can.
     """
 
     item: Pass
     joined: Pass | None = None
+    turns: TurnOrder | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -109,7 +112,8 @@ def lower(plan: Plan, costs: Costs = UNIT_COSTS) -> Program:
 
     Args:
         plan: a plan that ``check`` accepts.
-        costs: durations; they decide only the order of the communications.
+        costs: durations; they decide only the order of the communications, and of the turns of a
+            pair.
     """
     graph = Graph(plan, costs)
     rows = graph.rows(plan)
@@ -211,7 +215,11 @@ def _lower_row(messages: _Messages, rank: int) -> tuple[Instruction, ...]:
             if not waited[comm] and not messages.blocking[comm // m]:
                 waited[comm] = 1
                 issue.program.append(messages.waits[comm])
-        issue.program.append(Run(*step))
+        if len(step) == 1:
+            issue.program.append(Run(step[0]))
+        else:
+            one, other = (number // m for number in numbers)
+            issue.program.append(Run(step[0], step[1], graph.turns(one, other)))
         index += len(step)
     issue.rest()
     return tuple(issue.program)

@@ -1,76 +1,19 @@
 """How long the two passes of a pair take together, in which each works while the other one waits.
 
-If the steps of both passes are known, their turns are followed step by step, in the order in which
-``megatron.parallel.turns`` lets them run. Otherwise the time follows from sums alone.
+If the steps of both passes are known, their turns are followed step by step. ``Turns`` runs passes
+in the same turns (``megatron.parallel.turns``). Otherwise the time follows from sums alone.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+from megatron.schedules.pair_steps import FindsSteps, PairStep, PairSteps, Sends, Waits, Works
 from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
+from megatron.schedules.turn_order import TurnOrder, searched_turns, usual_turns
 
-
-@dataclass(frozen=True, slots=True)
-class Works:
-    """The pass computes for so long if it has the device alone."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sends:
-    """The pass begins a collective.
-
-    Attributes:
-        seconds: of the collective.
-        axis: of its ranks; collectives of an axis run one after the other.
-        crowding: share by which a pass is slower during the collective.
-    """
-
-    seconds: float
-    axis: str
-    crowding: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The pass waits for one of its collectives, which are numbered from 0."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Switches:
-    """The other pass goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """The other pass goes on, if both passes pause."""
-
-
-PairStep = Works | Sends | Waits | Switches | Pauses
-SWITCHES: Final = Switches()
-PAUSES: Final = Pauses()
-
-
-@dataclass(frozen=True, eq=False)
-class PairSteps:
-    """What a pass does in a pair, in order; two objects are never equal.
-
-    Attributes:
-        steps: work, collectives, waits and switches of the pass.
-        known: the times of pairs in which this pass begins, so that each is found once.
-    """
-
-    steps: tuple[PairStep, ...]
-    known: "dict[tuple[PairSteps, bool, bool], float]" = field(default_factory=dict)
-
-
-FindsSteps = Callable[[], PairSteps]
-"""Returns what a pass does, the same object in every call. Most passes are in no pair, so the steps
-of a pass are found only when somebody asks."""
+NEGLIGIBLE: Final = 0.002
+"""Share of the work of a pair that may be idle without a search for better turns."""
 
 
 class InTurns(NamedTuple):
@@ -112,14 +55,80 @@ def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
     """
     if one.steps is None and other.steps is None:
         return time_by_sums(one, other)
-    first, second = sorted((one, other), key=lambda own: BEGINNERS.index(own.kind))
-    pauses = one.kind in PAUSING and other.kind in PAUSING
-    begins, joins = (
-        _at_once(own.time) if own.steps is None else own.steps() for own in (first, second)
-    )
-    alone = sum(_followed(own, _NOBODY, False, True) for own in (begins, joins))
-    together = _followed(begins, joins, pauses, crowds)
+    pair = _Pair.of(one, other)
+    together = pair.time(pair.order, crowds=crowds)
+    alone = sum(_time((own,), (len(own.pieces),), crowds=True) for own in pair.steps)
     return (one.time + other.time) * together / alone if alone else 0.0
+
+
+def order_of_turns(one: InTurns, other: InTurns) -> TurnOrder | None:
+    """Return the turns of a pair; ``None``: its passes switch wherever they can."""
+    if one.steps is None or other.steps is None:
+        return None
+    return _Pair.of(one, other).order
+
+
+class _Pair(NamedTuple):
+    """Two passes of which one has known steps, at least.
+
+    Attributes:
+        kinds: of the passes. The first one begins if no order of turns says otherwise.
+        steps: of the passes.
+    """
+
+    kinds: tuple[PassKind, PassKind]
+    steps: tuple[PairSteps, PairSteps]
+
+    @classmethod
+    def of(cls, one: InTurns, other: InTurns) -> "_Pair":
+        """Return the pair of two passes; one without steps works all its time."""
+        begins, joins = sorted((one, other), key=lambda own: BEGINNERS.index(own.kind))
+        first, second = (
+            _at_once(own.time) if own.steps is None else own.steps() for own in (begins, joins)
+        )
+        return cls((begins.kind, joins.kind), (first, second))
+
+    @property
+    def _pauses(self) -> bool:
+        return all(kind in PAUSING for kind in self.kinds)
+
+    @property
+    def order(self) -> TurnOrder | None:
+        """The quickest known turns of an F and a B; ``None``: the passes switch where they can."""
+        first, second = self.steps
+        key = second, self._pauses
+        if key not in first.known:
+            first.known[key] = self._better() if self._pauses else None
+        order: TurnOrder | None = first.known[key]
+        return order
+
+    def _better(self) -> TurnOrder | None:
+        first, second = self.steps
+        if self.time(None, crowds=False) <= (1 + NEGLIGIBLE) * (first.work + second.work):
+            return None
+        swaps, pieces = searched_turns(first, second)
+        found = TurnOrder(self.kinds[swaps], pieces)
+        return found if self.time(found, crowds=True) < self.time(None, crowds=True) else None
+
+    def time(self, order: TurnOrder | None, *, crowds: bool) -> float:
+        """Return the end of the pair if its passes run in this order; see ``order``."""
+        first, second = self.steps
+        key = second, self._pauses, order, crowds
+        if key not in first.known:
+            passes = self.steps
+            if order is None:
+                pieces = usual_turns(first, second, pauses=self._pauses)
+            else:
+                pieces = order.pieces
+                passes = passes if order.begins == self.kinds[0] else passes[::-1]
+            first.known[key] = _time(passes, pieces, crowds=crowds)
+        seconds: float = first.known[key]
+        return seconds
+
+
+@lru_cache(maxsize=4096)
+def _at_once(seconds: float) -> PairSteps:
+    return PairSteps((Works(seconds),))
 
 
 def time_by_sums(one: InTurns, other: InTurns) -> float:
@@ -148,13 +157,6 @@ def beside(clock: float, seconds: float, until: float, crowding: float) -> float
     return clock + slow + seconds - slow / (1 + crowding)
 
 
-def _at_once(time: float) -> PairSteps:
-    return PairSteps((Works(time),))
-
-
-_NOBODY: Final = PairSteps(())
-
-
 class _Device:
     """A device on which passes compute, and whose collectives run beside them."""
 
@@ -180,54 +182,27 @@ class _Device:
 class _Player:
     """A pass that runs in turns."""
 
-    def __init__(self, steps: Sequence[PairStep], device: _Device, *, pauses: bool, lags: bool):
-        self._steps, self._device, self._pauses = steps, device, pauses
-        self._goes_on = lags
-        self._at = 0
+    def __init__(self, pieces: Sequence[Sequence[PairStep]], device: _Device) -> None:
+        self._pieces, self._device = iter(pieces), device
         self._ends: list[float] = []
 
-    @property
-    def is_over(self) -> bool:
-        return self._at == len(self._steps)
-
     def play(self) -> None:
-        """Run to the next place where the other pass goes on."""
-        device, steps, at = self._device, self._steps, self._at
-        while at < len(steps):
-            step = steps[at]
-            at += 1
+        """Run the next piece."""
+        device = self._device
+        for step in next(self._pieces):
             if isinstance(step, Works):
                 device.works(step.seconds)
             elif isinstance(step, Sends):
                 self._ends.append(device.sends(step))
             elif isinstance(step, Waits):
                 device.clock = max(device.clock, self._ends[step.number])
-            elif isinstance(step, Switches) or self._hands_over():
-                break
-        self._at = at
-
-    def _hands_over(self) -> bool:
-        """Return whether the other pass goes on at a pause; the first pass goes on once itself."""
-        own, self._goes_on = self._goes_on, False
-        return self._pauses and not own
 
 
-def _followed(first: PairSteps, second: PairSteps, pauses: bool, crowds: bool) -> float:
-    """Return the end of a pair whose passes take turns; ``first`` begins."""
-    key = second, pauses, crowds
-    if key not in first.known:
-        first.known[key] = _end_of(first, second, pauses=pauses, crowds=crowds)
-    return first.known[key]
-
-
-def _end_of(first: PairSteps, second: PairSteps, *, pauses: bool, crowds: bool) -> float:
+def _time(passes: Sequence[PairSteps], pieces: Sequence[int], *, crowds: bool) -> float:
+    """Return the end of passes that have turns alternately, of so many pieces each."""
     device = _Device(crowds=crowds)
-    turn, other = (
-        _Player(own.steps, device, pauses=pauses, lags=lags)
-        for own, lags in ((first, True), (second, False))
-    )
-    while not (turn.is_over and other.is_over):
-        turn.play()
-        if not other.is_over:
-            turn, other = other, turn
+    players = [_Player(own.pieces, device) for own in passes]
+    for number, length in enumerate(pieces):
+        for _ in range(length):
+            players[number % len(players)].play()
     return device.clock

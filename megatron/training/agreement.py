@@ -195,7 +195,9 @@ def _without_paths(value: object) -> object:
 
 
 def _name(step: Instruction) -> str:
-    return step.name if isinstance(step, Run) else str(step.comm)
+    if not isinstance(step, Run):
+        return str(step.comm)
+    return step.name if step.turns is None else f"{step.name} {step.turns}"
 
 
 def _text(program: Program) -> str:

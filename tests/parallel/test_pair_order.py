@@ -8,7 +8,7 @@ scheduler lets one rank at a time go on, in every order that is possible.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -45,11 +45,13 @@ class Machine:
     Attributes:
         groups: for every axis, the groups.
         choose: picks the next of some ranks that can go on.
+        pieces: the turns that a plan gives the pairs of a row, by the number of the pair's step.
         issued: for every group and rank, what its collectives are, by their number.
     """
 
     groups: dict[str, list[tuple[int, ...]]]
     choose: Callable[[Sequence[int]], int]
+    pieces: Mapping[int, Sequence[int]] = field(default_factory=dict)
     issued: dict[tuple[Group, int], list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def group_of(self, axis: str, rank: int) -> Group:
@@ -179,7 +181,7 @@ def in_turns(rank: Rank) -> None:
         if len(works) == 1:
             works[0]()
         else:
-            rank.turns.run(*works, pauses=True)
+            rank.turns.run(*works, pauses=True, pieces=rank.machine.pieces.get(number, ()))
 
 
 def by_time(rank: Rank) -> None:
@@ -199,12 +201,15 @@ AXES = (*GRID, "-", ".", "w", *(sign + axis for sign in "~+" for axis in GRID))
 passes = st.lists(st.sampled_from(AXES), max_size=7).map(tuple)
 steps = st.one_of(st.tuples(passes), st.tuples(passes, passes))
 rows = st.lists(steps, min_size=1, max_size=6)
+turns = st.dictionaries(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=1, max_size=6))
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(rows, st.integers(0, 2**32))
-def test_random_rows_end_in_every_order_of_the_ranks(row: Row, seed: int) -> None:
-    machine = Machine(GRID, Random(seed).choice)
+@given(rows, turns, st.integers(0, 2**32))
+def test_random_rows_end_in_every_order_of_the_ranks(
+    row: Row, pieces: dict[int, list[int]], seed: int
+) -> None:
+    machine = Machine(GRID, Random(seed).choice, pieces)
     done = machine.run([row] * 4, in_turns)
     assert done[0] == done[1] == done[2] == done[3]
     parts = [len(axes) for step in row for axes in step]
@@ -234,13 +239,15 @@ class Order:
         return ready[self.taken[-1]]
 
 
-def every_order(rows: Sequence[Row], player: Callable[[Rank], None]) -> Iterator[bool]:
+def every_order(
+    rows: Sequence[Row], player: Callable[[Rank], None], pieces: Sequence[int] = ()
+) -> Iterator[bool]:
     """Yield for every order in which the ranks can go on whether all of them end."""
     beginnings: list[list[int]] = [[]]
     while beginnings:
         order = Order(beginnings.pop())
         try:
-            Machine(PAIR_OF_RANKS, order.choose).run(rows, player)
+            Machine(PAIR_OF_RANKS, order.choose, {0: pieces}).run(rows, player)
             yield True
         except DeadlockError:
             yield False
@@ -258,10 +265,11 @@ SMALL = [
 ]
 
 
+@pytest.mark.parametrize("pieces", [(), (1, 2), (2, 1, 1), (3,)], ids=str)
 @pytest.mark.parametrize("step", SMALL, ids=lambda step: "|".join(map("-".join, step)))
-def test_small_rows_end_in_every_order(step: tuple[Work, Work]) -> None:
+def test_small_rows_end_in_every_order(step: tuple[Work, Work], pieces: Sequence[int]) -> None:
     row = [step, (("experts",),)]
-    orders = list(every_order([row, row], in_turns))
+    orders = list(every_order([row, row], in_turns, pieces))
     assert len(orders) > 1
     assert all(orders)
 
@@ -270,6 +278,17 @@ def test_switching_by_the_time_is_found() -> None:
     """The same rows hang, or mix collectives, if a rank lets another pass begin."""
     row = [(("tensor", "context"), ("context", "tensor"))]
     assert not any(every_order([row, row], by_time))
+
+
+def test_unlike_turns_are_found() -> None:
+    """Ranks whose plans give a pair other turns mix their collectives."""
+
+    def by_rank(rank: Rank) -> None:
+        rank.machine.pieces = {0: (2, 1) if rank.number else ()}
+        in_turns(rank)
+
+    row = [(("tensor", "context"), ("context", "tensor"))]
+    assert not all(every_order([row, row], by_rank))
 
 
 def test_waiting_before_issuing_all_is_found() -> None:

@@ -1,6 +1,7 @@
 """The time of a pair is that of its passes if they take turns as the executor lets them."""
 
 from collections.abc import Sequence
+from itertools import combinations, groupby
 
 import pytest
 from harness.properties import examples
@@ -8,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.parallel.turns import Turns
-from megatron.schedules.pair_time import (
+from megatron.schedules.pair_steps import (
     PAUSES,
     SWITCHES,
     FindsSteps,
-    InTurns,
     PairStep,
     PairSteps,
     Pauses,
@@ -20,21 +20,22 @@ from megatron.schedules.pair_time import (
     Switches,
     Waits,
     Works,
-    joined_time,
 )
+from megatron.schedules.pair_time import InTurns, joined_time, order_of_turns
 from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
+from megatron.schedules.turn_order import searched_turns
 
 DURATIONS = st.integers(1, 8).map(float)
 AXES = st.sampled_from(["tensor", "context"])
 
 
 @st.composite
-def steps_of_a_pass(draw: st.DrawFn) -> tuple[PairStep, ...]:
+def steps_of_a_pass(draw: st.DrawFn, most: int = 12) -> tuple[PairStep, ...]:
     """Work, pauses, and collectives that the pass waits for at once, later or never."""
     steps: list[PairStep] = []
     waiting: list[int] = []
     sent = 0
-    for what in draw(st.lists(st.sampled_from("wpcbsa"), max_size=12)):
+    for what in draw(st.lists(st.sampled_from("wpcbsa"), max_size=most)):
         if what == "w":
             steps.append(Works(draw(DURATIONS)))
         elif what == "p":
@@ -60,7 +61,9 @@ def known(steps: tuple[PairStep, ...]) -> FindsSteps:
     return lambda: found
 
 
-def timed(passes: Sequence[Sequence[PairStep]], *, pauses: bool = False) -> float:
+def timed(
+    passes: Sequence[Sequence[PairStep]], *, pauses: bool = False, pieces: Sequence[int] = ()
+) -> float:
     """Return the end of passes, of which the first one begins, by the executor's own turns."""
     clock, free = 0.0, dict[str, float]()
     turns = Turns()
@@ -86,7 +89,7 @@ def timed(passes: Sequence[Sequence[PairStep]], *, pauses: bool = False) -> floa
         play(passes[0])
     else:
         first, second = passes
-        turns.run(lambda: play(first), lambda: play(second), pauses=pauses)
+        turns.run(lambda: play(first), lambda: play(second), pauses=pauses, pieces=pieces)
     return clock
 
 
@@ -106,13 +109,24 @@ def test_a_pair_takes_as_long_as_its_passes_in_turns(
     kinds: tuple[PassKind, PassKind],
     slower: float,
 ) -> None:
-    """Where other collectives slow the passes, the pair is longer by the same share."""
+    """The plan may have found better turns for an F and a B than those that ``Turns`` makes.
+
+    Where other collectives slow the passes, the pair is longer by the same share.
+    """
     passes = dict(zip(kinds, (one, other), strict=True))
     first, second = sorted(kinds, key=BEGINNERS.index)
-    expected = timed([passes[first], passes[second]], pauses=all(k in PAUSING for k in kinds))
+    pauses = all(kind in PAUSING for kind in kinds)
+    expected = usual = timed([passes[first], passes[second]], pauses=pauses)
     in_turns = [
         InTurns(kind, slower * alone(own), 0.0, 0, known(own)) for kind, own in passes.items()
     ]
+    order = order_of_turns(*in_turns)
+    assert order == order_of_turns(*reversed(in_turns))
+    if order is not None:
+        assert kinds == ("F", "B")
+        begins, joins = kinds if order.begins == "F" else kinds[::-1]
+        expected = timed([passes[begins], passes[joins]], pauses=pauses, pieces=order.pieces)
+        assert expected < usual
     assert joined_time(*in_turns) == pytest.approx(slower * expected)
     assert joined_time(*reversed(in_turns)) == pytest.approx(slower * expected)
     work = sum(step.seconds for own in passes.values() for step in own if isinstance(step, Works))
@@ -141,19 +155,68 @@ LAYER = (
 """A collective, two products with a pause between, a collective and a norm."""
 
 
-def layers(number: int) -> tuple[PairStep, ...]:
+def repeated(steps: Sequence[PairStep], collectives: int, number: int) -> tuple[PairStep, ...]:
+    """Return the steps of several layers, of which each has so many collectives."""
     return tuple(
-        Waits(step.number + 2 * at) if isinstance(step, Waits) else step
+        Waits(step.number + collectives * at) if isinstance(step, Waits) else step
         for at in range(number)
-        for step in LAYER
+        for step in steps
     )
 
 
 def test_two_passes_that_pause_hide_all_collectives_but_the_first_ones() -> None:
     """If both handed over at collectives alone, the norms would meet: nothing hides there."""
-    steps = layers(10)
+    steps = repeated(LAYER, 2, 10)
     forward, backward = (InTurns(kind, alone(steps), 0.0, 0, known(steps)) for kind in PAUSING)
     work = 2 * 10 * 6.1
     assert joined_time(forward, backward) < work + 4.0
     unpaused = tuple(step for step in steps if step is not PAUSES)
     assert timed([unpaused, unpaused]) > work + 10 * 2.0
+
+
+def shortest(passes: Sequence[PairSteps]) -> float:
+    """Return the end of the quickest of all orders, by the executor's own turns."""
+    one, other = (len(own.pieces) for own in passes)
+    found = []
+    for places in combinations(range(one + other), one):
+        played = [int(at not in places) for at in range(one + other)]
+        rows = [(own, len(list(row))) for own, row in groupby(played)]
+        steps = [passes[rows[0][0]].steps, passes[1 - rows[0][0]].steps]
+        found.append(timed(steps, pauses=True, pieces=[length for _, length in rows]))
+    return min(found)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(one=steps_of_a_pass(most=5), other=steps_of_a_pass(most=5))
+def test_no_order_is_quicker_than_the_quickest(
+    one: tuple[PairStep, ...], other: tuple[PairStep, ...]
+) -> None:
+    """The turns that the search returns have all pieces, and take no less than all orders do."""
+    steps = PairSteps(one), PairSteps(other)
+    swaps, pieces = searched_turns(*steps)
+    assert sum(pieces[swaps::2]) == len(steps[0].pieces)
+    assert sum(pieces[1 - swaps :: 2]) == len(steps[1].pieces)
+    found = timed([one, other][:: -1 if swaps else 1], pauses=True, pieces=pieces)
+    assert found >= shortest(steps)
+
+
+def test_collectives_that_would_meet_are_kept_apart() -> None:
+    """A mixture of experts: a short exchange of numbers, and two long exchanges in each layer.
+
+    With the usual turns both passes exchange at the same time, and nothing hides that.
+    """
+    layer = (
+        *(Works(8.0), Sends(0.1, "experts"), SWITCHES, Waits(0), Works(1.0)),
+        *(Sends(4.0, "experts"), SWITCHES, Waits(1), Works(9.0)),
+        *(Sends(4.0, "experts"), SWITCHES, Waits(2), Works(0.5)),
+    )
+    backward = (
+        *(Works(0.5), Sends(4.0, "experts"), SWITCHES, Waits(0), Works(12.0)),
+        *(Sends(4.0, "experts"), SWITCHES, Waits(1), Works(20.0)),
+    )
+    many, more = repeated(layer, 3, 4), repeated(backward, 2, 4)
+    pair = [InTurns("F", alone(many), 0.0, 0, known(many))]
+    pair.append(InTurns("B", alone(more), 0.0, 0, known(more)))
+    work = sum(step.seconds for step in (*many, *more) if isinstance(step, Works))
+    assert timed([many, more]) > 1.05 * work
+    assert joined_time(*pair) < 1.005 * work

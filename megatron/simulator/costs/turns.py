@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
-from megatron.schedules.pair_time import (
+from megatron.schedules.pair_steps import (
     PAUSES,
     SWITCHES,
     FindsSteps,

@@ -4,14 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from megatron.schedules.pair_time import (
-    PAUSES,
-    SWITCHES,
-    PairStep,
-    Sends,
-    Waits,
-    Works,
-)
+from megatron.schedules.pair_steps import PAUSES, SWITCHES, PairStep, Sends, Waits, Works
 from megatron.schedules.passes import PassKind
 from megatron.simulator.costs.count import (
     AWAIT,
