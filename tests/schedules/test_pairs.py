@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -33,11 +34,13 @@ from megatron.schedules.held import in_flight, peak_held
 from megatron.schedules.lower import Run, lower
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.needs import Comm, needs, sources
+from megatron.schedules.pair_steps import SWITCHES, PairSteps, Sends, Waits, Works
 from megatron.schedules.pairs import joined
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan, evaluation_plan, plan_of_one, with_recomputation
 from megatron.schedules.timing import earliest
 from megatron.schedules.torch_csv import from_torch_csv, to_torch_csv
+from megatron.schedules.turn_order import TurnOrder
 from megatron.simulator.exchange import EvenBuckets, Overlap
 from megatron.simulator.simulate import simulate
 
@@ -304,6 +307,36 @@ def test_a_pass_in_one_piece_hides_one_collective() -> None:
     assert COLLECTIVES.of_pair(plan, 0, pair) == 5 + 4 - 1
     whole = replace(COLLECTIVES, journeys={"F": 4, "B": 4})
     assert whole.of_pair(plan, 0, pair) == 5 + 4 - 1 / 4
+
+
+MEETING = (
+    PairSteps((Works(4.0), Sends(3.0, "experts"), SWITCHES, Waits(0), Works(1.0))),
+    PairSteps((Works(1.0), Sends(3.0, "experts"), SWITCHES, Waits(0), Works(4.0))),
+)
+"""An F and a B whose exchanges meet if F begins: 4, 1, 2 idle, 1, 2 idle, 4."""
+
+
+def _same(steps: PairSteps) -> PairSteps:
+    return steps
+
+
+def test_a_program_has_the_turns_by_which_its_pairs_are_timed() -> None:
+    """If B begins, its exchange runs beside the work of F, and the other way round: 1, 4, 4, 1."""
+    plan = Plan.from_text(f"{SPLIT}0: F0 F1 F2|B0 B1|W0 B2|W1 W2\n")
+    forward, backward = ([[partial(_same, own)]] for own in MEETING)
+    costs = Costs(
+        {"F": 8.0, "B": 8.0, "W": 1.0},
+        waits={"F": 3.0, "B": 3.0},
+        turns={"F": forward, "B": backward},
+    )
+    assert costs.of_pair(plan, 0, (Pass("F", 2), Pass("B", 0))) == 4 + 1 + 1 + 4
+    row = [step for step in lower(plan, costs).rows[0] if isinstance(step, Run)]
+    assert [step.turns for step in row] == [
+        *(None, None, TurnOrder("B", (1, 1, 1, 1))),
+        *(None, None, None),
+    ]
+    unknown = lower(plan, replace(costs, turns={})).rows[0]
+    assert not any(step.turns for step in unknown if isinstance(step, Run))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,12 @@ from megatron.layers.recompute import Part, Recomputation
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.schedules.costs import Costs
+from megatron.schedules.lower import Program, Run
+from megatron.schedules.passes import Pass
+from megatron.schedules.plan import Plan
+from megatron.schedules.turn_order import TurnOrder
 from megatron.training.agreement import (
+    _text,
     check_agreement,
     data_digests,
     disagreement,
@@ -126,6 +131,14 @@ def test_another_plan_differs_and_so_does_one_plan_with_other_costs() -> None:
         found = run_digests(CONFIG, other)
         assert {n for n in own if own[n] != found[n]} & PLAN_DIGESTS >= names
     assert own["plan"] == run_digests(CONFIG, costly)["plan"]
+
+
+def test_other_turns_of_a_pair_differ() -> None:
+    plan = Plan.from_text("microbatches 2\nstages 0.0\nvocabulary none\n0: F0 F1|B0 B1\n")
+    orders = (None, TurnOrder("F", (1, 2)), TurnOrder("B", (1, 2)), TurnOrder("F", (2, 1)))
+    pair = Pass("F", 1), Pass("B", 0)
+    found = {_text(Program(plan, ((Run(*pair, turns),),))) for turns in orders}
+    assert len(found) == len(orders)
 
 
 class Numbers(SampleDataset):
