@@ -9,6 +9,7 @@ Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a h
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -46,18 +47,33 @@ _aten = torch.ops.aten
 _LIBRARY: Final = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 
+@dataclass(frozen=True)
+class CountedGpu:
+    """The products of NVIDIA's libraries that one generation of GPUs has and an A100 lacks.
+
+    Attributes:
+        has_cudnn_attention: cuDNN's attention is the fastest one for plain scores.
+    """
+
+    has_cudnn_attention: bool = False
+
+
+AMPERE: Final = CountedGpu()
+
+
 @cache
-def counted_kernels(dtype: torch.dtype) -> Kernels:
+def counted_kernels(dtype: torch.dtype, gpu: CountedGpu = AMPERE) -> Kernels:
     """Return, for a count, the kernels that an NVIDIA GPU (Ampere or later) would choose.
 
-    The count assumes that the GPU's machine has this version of PyTorch, and lacks the packages
-    apex, flash-attn and Transformer Engine.
+    The count assumes that the GPU's machine has this version of PyTorch, with the cuDNN and the
+    cuBLAS that belong to it, and lacks the packages apex, flash-attn and Transformer Engine.
 
     Args:
         dtype: type of activations. For types other than bf16, fp16 and fp32 a GPU uses PyTorch's
             operations.
+        gpu: the generation of the GPU.
     """
-    return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
+    return _CountedKernels(_META, dtype, gpu) if dtype in TYPES else _CountedReference()
 
 
 class _CountedReference(ReferenceKernels):
@@ -75,7 +91,8 @@ class _CountedReference(ReferenceKernels):
 
 
 class _CountedKernels(CudaKernels):
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, gpu: CountedGpu) -> None:
+        self._gpu = gpu
         super().__init__(device, dtype)
         self._has_grouped = True
 
@@ -87,6 +104,9 @@ class _CountedKernels(CudaKernels):
 
     def _plain_rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
         return apply(_FusedRMSNorm, x, weight_h, epsilon)
+
+    def _finds_cudnn(self, device: torch.device) -> bool:
+        return self._gpu.has_cudnn_attention
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
@@ -129,6 +149,8 @@ class _CountedKernels(CudaKernels):
         documents: Documents | None,
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
+        if documents is None:
+            return super()._attend_with_sinks(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
         return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
 
     def _attend(
@@ -141,6 +163,9 @@ class _CountedKernels(CudaKernels):
         cuDNN's attention to flash attention on Hopper if cuDNN is newer than 9.15. Both read, write
         and keep tensors of the same sizes, so the count says flash attention for either.
         """
+        is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+        if not is_whole and not dropout and self._seen_by_cudnn(q_basd, k_bgsd):
+            return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
         if not is_wide and channels <= _WIDEST_HEAD:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)

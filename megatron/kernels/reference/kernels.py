@@ -22,6 +22,7 @@ from megatron.kernels.reference.partial_attention import (
     Gradients,
     flash,
     flash_gradients,
+    join_parts_,
     knows_flash,
     multiplied,
     multiplied_gradients,
@@ -334,6 +335,16 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         Parts of the keys can be put together (``partial_attention``). Autograd records nothing.
         """
         return flash(part) if self._flashes(part) else multiplied(part)
+
+    def join_parts_(self, whole: Attended, part: Attended) -> None:
+        """Add a part of the softmax to the parts that ``whole`` has already, in place.
+
+        Args:
+            whole: fp32 or better, so that the sum of many parts is rounded once, by the caller.
+                Every query has seen a key in it, or sees one in ``part``.
+            part: attention of the same queries to other keys.
+        """
+        join_parts_(whole, part)
 
     def gradients_of_part(
         self, part: AttentionPart, whole: Attended, grad_basd: Tensor

@@ -140,6 +140,9 @@ _HOPPER: Final = frozenset({"H100", "H200"})
 """GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
 
 
+_BLACKWELL: Final = frozenset({"B200", "GB200", "B300", "GB300"})
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
@@ -210,6 +213,11 @@ class Gpu:
     def multiplies_eight_bits(self) -> bool:
         """Whether its tensor cores multiply numbers of 8 bits; a run in 8 bits is refused else."""
         return self.peaks.eight_bits > 0
+
+    @property
+    def has_cudnn(self) -> bool:
+        """Whether cuDNN's attention is the fastest one: on Hopper and on Blackwell."""
+        return self.name in _HOPPER | _BLACKWELL
 
     @property
     def workspaces(self) -> float:
