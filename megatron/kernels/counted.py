@@ -53,9 +53,11 @@ class CountedGpu:
 
     Attributes:
         has_cudnn_attention: cuDNN's attention is the fastest one for plain scores.
+        has_block_products: cuBLAS multiplies in 8 bits with scales of blocks.
     """
 
     has_cudnn_attention: bool = False
+    has_block_products: bool = False
 
 
 AMPERE: Final = CountedGpu()
@@ -107,6 +109,9 @@ class _CountedKernels(CudaKernels):
 
     def _finds_cudnn(self, device: torch.device) -> bool:
         return self._gpu.has_cudnn_attention
+
+    def _finds_block_products(self, device: torch.device) -> bool:
+        return self._gpu.has_block_products
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True

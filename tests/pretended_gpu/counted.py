@@ -39,7 +39,7 @@ from megatron.parallel.settings import Dispatcher
 from megatron.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.planning.count.recorder import ListedGroup
 
-HOPPER: Final = CountedGpu(has_cudnn_attention=True)
+HOPPER: Final = CountedGpu(has_cudnn_attention=True, has_block_products=True)
 """The generation of the pretended GPU."""
 
 Where = Literal["pretended GPU", "meta"]
@@ -149,6 +149,20 @@ CASES: Final = {
     "mixture in 8 bits": Case(MIXTURE, options={"eight_bits": EightBitSettings("hybrid")}),
     "8 bits by tensors": Case(
         GPT, options={"eight_bits": EightBitSettings("hybrid", "tensorwise")}
+    ),
+    "8 bits by blocks": Case(
+        LLAMA, options={"eight_bits": EightBitSettings("hybrid", "blockwise")}
+    ),
+    "8 bits by blocks, many rows": Case(
+        LLAMA.replaced(
+            hidden_size=128,
+            kv_channels=64,
+            num_attention_heads=2,
+            num_query_groups=1,
+            seq_length=2048,
+            max_position_embeddings=2048,
+        ),
+        options={"eight_bits": EightBitSettings("hybrid", "blockwise")},
     ),
 }
 

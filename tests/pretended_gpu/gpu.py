@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.kernels.cuda import block_products
 from megatron.kernels.cuda.sizes import quotient
 from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.planning.count.launches import tensors_of, uses_of
@@ -129,8 +130,10 @@ class PretendedGpu(TorchDispatchMode):
 
     def __enter__(self) -> "PretendedGpu":
         self._context.enter_context(streams_and_events(self))
-        # Without a version of cuDNN, as on a CPU, no attention would be cuDNN's.
+        # PyTorch for CPUs has neither cuDNN nor cuBLAS, and this GPU has both.
+        has = patch.object(block_products, "has_block_products", lambda device: True)
         self._context.enter_context(patch.object(torch.backends.cudnn, "version", lambda: CUDNN))
+        self._context.enter_context(has)
         self._context.enter_context(kernels())
         self._context.enter_context(self._fake)
         super().__enter__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types

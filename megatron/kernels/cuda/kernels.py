@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
-from megatron.kernels.cuda import attention_parts, update_operators
+from megatron.kernels.cuda import attention_parts, block_products, update_operators
 from megatron.kernels.cuda.activations import Activation, Gated
 from megatron.kernels.cuda.block_products import CudaBlocks
 from megatron.kernels.cuda.eight_bits import CudaEightBits
@@ -63,6 +63,7 @@ class CudaKernels(
         ReferenceKernels.__init__(self)
         self._flash = find_flash_attention(device)
         self._has_cudnn = self._finds_cudnn(device)
+        self.has_block_products = self._finds_block_products(device)
         self._said: set[str] = set()
         self.accumulates_products = products.accumulates
 
@@ -72,6 +73,10 @@ class CudaKernels(
     def _finds_cudnn(self, device: torch.device) -> bool:
         """Return whether cuDNN computes attention with plain scores the fastest."""
         return attention_parts.takes_cudnn(device)
+
+    def _finds_block_products(self, device: torch.device) -> bool:
+        """Return whether cuBLAS multiplies in 8 bits with scales of blocks."""
+        return block_products.has_block_products(device)
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""

@@ -174,7 +174,10 @@ def _generation(config: RunConfig) -> CountedGpu:
     gpu, devices = config.parallel.gpu, config.parallel.devices
     if gpu is None:
         return AMPERE
-    return CountedGpu(has_cudnn_attention=gpu.has_cudnn and not devices.deterministic_mode)
+    return CountedGpu(
+        has_cudnn_attention=gpu.has_cudnn and not devices.deterministic_mode,
+        has_block_products=gpu.has_block_products,
+    )
 
 
 def _integers(*shape: int) -> Tensor:
