@@ -29,7 +29,7 @@ from megatron.kernels.reference.grouped_attention import grouped_attention, know
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.reference.partial_attention import AttentionPart, knows_flash
-from megatron.kernels.reference.sink_attention import knows_sinks, sink_attention
+from megatron.kernels.reference.windowed_attention import knows_window, windowed_attention
 from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -134,7 +134,7 @@ class _CountedKernels(CudaKernels):
         """Attend as without documents: the count takes every sample for one document."""
         return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
 
-    def _attends_with_sinks(
+    def _attends_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
@@ -142,21 +142,21 @@ class _CountedKernels(CudaKernels):
         dropout: float,
         documents: Documents | None,
     ) -> bool:
-        return knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+        return knows_window(q_basd, k_bgsd, scores, dropout, documents)
 
-    def _attend_with_sinks(
+    def _attend_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
         v_bgsd: Tensor,
-        sinks_a: Tensor,
+        sinks_a: Tensor | None,
         scores: Scores,
         documents: Documents | None,
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
         if documents is None:
-            return super()._attend_with_sinks(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
-        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
+            return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
+        return windowed_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None

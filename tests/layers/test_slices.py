@@ -122,7 +122,7 @@ def test_slices_by_cudnn_are_whole_samples(
     monkeypatch.setattr(parts, "_aten", cudnn.aten)
     kernels: Any = of_a_gpu(CPU, torch.bfloat16)
     kernels._has_cudnn, kernels._attends_partly = True, lambda _: True
-    kernels._attends_with_sinks = lambda *_: True
+    kernels._attends_in_window = lambda *_: True
     dtype = torch.bfloat16
     found = slice_by_slice(
         lengths, kernels, PLAIN, None, with_sinks=with_sinks, again=again, dtype=dtype

@@ -1,10 +1,11 @@
 """Attention by the package flash-attn where it is installed: version 3 on Hopper, else 2.
 
-PyTorch's own kernels have no cap, no window without documents and no ALiBi. Without flash-attn such
-scores are computed block by block (``reference.scored_attention``). Version 3 is also quicker than
-PyTorch for *plain* scores, which have none of these. Version 2 is made for Ampere: on newer GPUs
-PyTorch takes cuDNN's attention for plain scores, which is about twice as fast there. Neither
-version is required. Attention that no installed version can compute goes to PyTorch.
+PyTorch's own kernels have no cap and no ALiBi, and no windows for fp32 or dropout. Without
+flash-attn such scores are computed block by block (``reference.scored_attention``). Version 3 is
+also quicker than PyTorch for *plain* scores, which have none of these. Version 2 is made for
+Ampere: on newer GPUs cuDNN's attention, which is about twice as fast there, computes plain scores
+(``attention_parts``). Neither version is required. Attention that no installed version can compute
+goes to PyTorch.
 
 Where ranks share a sequence, there may be queries of the last positions only. Since version 2.1 the
 package aligns the last query with the last key, and counts causality, window and ALiBi from there.

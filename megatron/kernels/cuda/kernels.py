@@ -185,12 +185,12 @@ class CudaKernels(
     def _seen_by_cudnn(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
         return self._has_cudnn and attention_parts.knows_seen(q_basd, k_bgsd)
 
-    def _attend_with_sinks(
+    def _attend_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
         v_bgsd: Tensor,
-        sinks_a: Tensor,
+        sinks_a: Tensor | None,
         scores: Scores,
         documents: Documents | None,
     ) -> Tensor:
@@ -198,7 +198,7 @@ class CudaKernels(
         if is_plain and self._seen_by_cudnn(q_basd, k_bgsd):
             scale = scores.scale_of(q_basd.shape[3])
             return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scale)
-        return super()._attend_with_sinks(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+        return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """See ``Kernels``."""
