@@ -7,7 +7,7 @@ import pytest
 import torch
 from kernels.cudnn_stand_in import Cudnn
 from kernels.formulas import explicit_documents
-from kernels.implementations import IMPLEMENTATIONS, Implementation
+from kernels.implementations import IMPLEMENTATIONS, Implementation, relative_error
 from torch import Tensor
 
 from megatron.kernels.documents import Documents
@@ -116,7 +116,8 @@ def test_what_goes_to_cudnn(case: str, calls: list[tuple[str, int, bool]], cudnn
 
 def test_parts_of_a_ring_go_to_cudnn_but_for_those_with_a_view(cudnn: Cudnn) -> None:
     tried = kernels_with_cudnn()
-    plain = AttentionPart(*drawn(torch.bfloat16, 0), False, SCALE)
+    q, k, v = drawn(torch.bfloat16, 0)
+    plain = AttentionPart(q, k, v, False, SCALE)
     whole = tried.attend_to_part(plain)
     tried.gradients_of_part(plain, whole, torch.ones_like(whole.out_basd))
     assert cudnn.calls == [("forward", SEQ, False), ("backward", SEQ, False)]
@@ -171,7 +172,14 @@ def test_joined_parts_are_weighed_by_their_sums(kernels: Implementation, cut: sl
 
 @pytest.mark.parametrize(
     ("major", "cudnn_version", "found"),
-    [(8, 91900, False), (9, 91900, True), (10, 91900, True), (9, 91500, False), (9, None, False)],
+    [
+        (8, 91900, False),
+        (9, 91900, True),
+        (10, 91900, True),
+        (12, 91900, False),
+        (9, 91500, False),
+        (9, None, False),
+    ],
 )
 def test_cudnn_is_taken_where_it_is_the_fastest(
     major: int, cudnn_version: int | None, found: bool, monkeypatch: pytest.MonkeyPatch
@@ -180,5 +188,40 @@ def test_cudnn_is_taken_where_it_is_the_fastest(
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn_version)
     assert parts.takes_cudnn(torch.device("cuda", 0)) == found
     assert not parts.takes_cudnn(CPU)
+    with monkeypatch.context() as amd:
+        amd.setattr(torch.version, "hip", "7.0")
+        assert not parts.takes_cudnn(torch.device("cuda", 0))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert not parts.takes_cudnn(torch.device("cuda", 0)), "PyTorch would not take cuDNN"
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not parts.takes_cudnn(torch.device("cuda")),
+    reason="needs a GPU on which cuDNN's attention is taken",
+)
+@pytest.mark.parametrize("sunk", [False, True], ids=["plain", "sinks"])
+@pytest.mark.parametrize("queries", [192, 130])
+def test_cudnn_itself_attends_to_parts(queries: int, sunk: bool) -> None:
+    """Its log-sum-exp is what the formulas take it for, and so is the one that it is given."""
+    drawn_on = torch.Generator().manual_seed(0)
+    shapes = [(2, queries, 4, 64), (2, 320, 2, 64), (2, 320, 2, 64)]
+    given = [
+        torch.randn(shape, generator=drawn_on).bfloat16().cuda().transpose(1, 2).requires_grad_()
+        for shape in shapes
+    ]
+    given += [torch.randn(4, generator=drawn_on).bfloat16().cuda().requires_grad_()] * sunk
+    wide = [t.detach().cpu().double().requires_grad_() for t in given]
+    got = parts.seen_attention(*given[:3], given[3] if sunk else None, SCALE)
+    before = wide[0].new_zeros(2, 4, 320 - queries, 64)
+    want = explicit_documents(
+        torch.cat((before, wide[0]), 2),
+        *wide[1:3],
+        starts=([0], [0]),
+        scores=Scores(SCALE),
+        sinks=wide[3] if sunk else None,
+    )[:, :, -queries:]
+    grad = torch.randn(got.shape, generator=drawn_on).bfloat16()
+    found = [got, *torch.autograd.grad(got, given, grad.cuda())]
+    expected = [want, *torch.autograd.grad(want, wide, grad.double())]
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one.cpu(), other) < 2e-2

@@ -330,7 +330,7 @@ def test_versions_by_the_gpu(
 
 @pytest.mark.parametrize(
     ("major", "cudnn", "version"),
-    [(8, 91900, 2), (9, 91900, None), (9, 91000, 2), (10, 91900, None)],
+    [(8, 91900, 2), (9, 91900, None), (9, 91000, 2), (10, 91900, None), (12, 91900, 2)],
 )
 def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     major: int, cudnn: int, version: int | None, monkeypatch: pytest.MonkeyPatch

@@ -32,10 +32,11 @@ programs = Programs("attention")
 _LEAST_CUDNN: Final = 91501
 """The first cuDNN whose attention PyTorch 2.13 prefers to flash attention on Hopper and newer."""
 
-CUDNN_FROM: Final = 9
-"""The major compute capability from which cuDNN's attention is the faster one."""
+_CAPABILITIES: Final = range(9, 11)
+"""The major compute capabilities of GPUs on which PyTorch prefers cuDNN's attention: Hopper, and
+Blackwell for data centres."""
 
-WIDEST_OF_CUDNN: Final = 128
+_WIDEST_HEAD: Final = 128
 """The most channels of a head that cuDNN's attention takes on all of these GPUs."""
 
 _CHANNELS_AT_ONCE: Final = 8
@@ -48,18 +49,20 @@ _aten = torch.ops.aten
 def takes_cudnn(device: torch.device) -> bool:
     """Return whether PyTorch computes plain attention there by cuDNN, the faster way.
 
-    If gradients must be summed in one order, PyTorch leaves cuDNN's attention alone.
+    If gradients must be summed in one order, PyTorch leaves cuDNN's attention alone. On GPUs of AMD
+    the version is that of another library.
     """
-    if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    if not is_nvidia or torch.are_deterministic_algorithms_enabled():
         return False
     has_cudnn = (torch.backends.cudnn.version() or 0) >= _LEAST_CUDNN
-    return has_cudnn and torch.cuda.get_device_capability(device)[0] >= CUDNN_FROM
+    return has_cudnn and torch.cuda.get_device_capability(device)[0] in _CAPABILITIES
 
 
 def knows_part(part: AttentionPart) -> bool:
     """Return whether cuDNN's attention takes such a part, wherever it is."""
     channels, dtype = part.q_basd.shape[3], part.q_basd.dtype
-    fits = channels <= WIDEST_OF_CUDNN and channels % _CHANNELS_AT_ONCE == 0
+    fits = channels <= _WIDEST_HEAD and channels % _CHANNELS_AT_ONCE == 0
     is_plain = part.view is None and dtype in (torch.bfloat16, torch.float16)
     return is_plain and fits and part.k_bgzd.shape[2] >= _FEWEST_KEYS
 

@@ -92,7 +92,8 @@ class _WindowedAttention(torch.autograd.Function):
         # Without dropout nothing reads seed and offset.
         ctx.save_for_backward(q, k, v, out, lse, sinks_a, seed, offset)
         ctx.bounds, ctx.options = bounds, options
-        return out
+        made: Tensor = out
+        return made
 
     @staticmethod
     @once_differentiable
