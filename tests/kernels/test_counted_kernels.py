@@ -6,7 +6,7 @@ from harness.small_models import Operators
 from torch import Tensor
 
 from megatron.kernels.counted import AMPERE, CountedGpu, counted_kernels
-from megatron.kernels.scores import PLAIN
+from megatron.kernels.scores import PLAIN, Scores
 
 META = torch.device("meta")
 
@@ -76,6 +76,33 @@ def test_fewer_queries_than_keys_are_one_kernel_or_two(
     with Attention() as attention:
         counted_kernels(dtype, gpu).causal_attention(
             q[:, :, 4:], k, v, dropout=dropout, scores=PLAIN
+        )
+    assert attention.kernels == expected
+
+
+WINDOWED = "_flash_attention_forward"
+
+
+@pytest.mark.parametrize(
+    ("scores", "dtype", "dropout", "expected"),
+    [
+        (Scores(window=3), torch.bfloat16, 0.0, [WINDOWED]),
+        (Scores(scale=0.3, window=3), torch.float16, 0.0, [WINDOWED]),
+        (Scores(window=3), torch.bfloat16, 0.1, ["bmm", "bmm"]),
+        (Scores(window=3), torch.float32, 0.0, ["bmm", "bmm"]),
+        (Scores(window=3, softcap=2.0), torch.bfloat16, 0.0, ["bmm", "bmm"]),
+        (Scores(slopes_a=(0.5, 0.25)), torch.bfloat16, 0.0, ["bmm", "bmm"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [0, 4])
+def test_windows_alone_are_one_kernel(
+    first: int, scores: Scores, dtype: torch.dtype, dropout: float, expected: list[str]
+) -> None:
+    q, k, v = (_drawn(dtype, 2, 64) for _ in range(3))
+    with Attention() as attention:
+        counted_kernels(dtype).causal_attention(
+            q[:, :, first:], k, v, dropout=dropout, scores=scores
         )
     assert attention.kernels == expected
 
