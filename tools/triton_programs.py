@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 
 from megatron.flags.command import read
 from megatron.flags.declare import flag, positional
+from megatron.kernels.cuda import attention_parts as attention_operators
 from megatron.kernels.cuda import block_products as block_operators
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda import grouped as grouped_operators
@@ -33,6 +34,7 @@ from megatron.kernels.cuda import slots as slot_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
     activations,
+    attention,
     block_products,
     eight_bits,
     gradients,
@@ -87,6 +89,8 @@ _ALL_WIDE = (
     "partial_kf",
     "cos_bsp",
     "sin_bsp",
+    "log_bas",
+    "part_log_bas",
     "sums_k",
     "weights_c",
     "weights_grad_c",
@@ -141,6 +145,8 @@ _EVEN = (
     "x_batch",
     "x_token",
     "x_head",
+    *(f"{tensor}_{dim}" for tensor in ("out", "part") for dim in ("batch", "head", "token")),
+    *(f"{tensor}_{dim}" for tensor in ("log", "part_log") for dim in ("batch", "head")),
 )
 """Integer arguments (sizes and strides) that are multiples of 16 if a model's sizes are."""
 
@@ -220,6 +226,7 @@ def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> 
         yield Form(add_rows, {"RUN": RUN, **rows}, kind)
         yield from _row_forms(kind)
         yield from _rotation_forms(kind)
+        yield Form(attention.join_parts, attention_operators.joining_tile(128), kind)
         yield from _update_forms(kind)
         yield from _eight_bit_forms(kind)
         yield from _expert_forms(kind)

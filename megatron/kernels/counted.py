@@ -9,6 +9,7 @@ Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a h
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -28,7 +29,7 @@ from megatron.kernels.reference.grouped_attention import grouped_attention, know
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.reference.partial_attention import AttentionPart, knows_flash
-from megatron.kernels.reference.sink_attention import knows_sinks, sink_attention
+from megatron.kernels.reference.windowed_attention import knows_window, windowed_attention
 from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
@@ -46,18 +47,35 @@ _aten = torch.ops.aten
 _LIBRARY: Final = torch.library.Library("megatron_kernels", "FRAGMENT")
 
 
+@dataclass(frozen=True)
+class CountedGpu:
+    """The products of NVIDIA's libraries that one generation of GPUs has and an A100 lacks.
+
+    Attributes:
+        has_cudnn_attention: cuDNN's attention is the fastest one for plain scores.
+        has_block_products: cuBLAS multiplies in 8 bits with scales of blocks.
+    """
+
+    has_cudnn_attention: bool = False
+    has_block_products: bool = False
+
+
+AMPERE: Final = CountedGpu()
+
+
 @cache
-def counted_kernels(dtype: torch.dtype) -> Kernels:
+def counted_kernels(dtype: torch.dtype, gpu: CountedGpu = AMPERE) -> Kernels:
     """Return, for a count, the kernels that an NVIDIA GPU (Ampere or later) would choose.
 
-    The count assumes that the GPU's machine has this version of PyTorch, and lacks the packages
-    apex, flash-attn and Transformer Engine.
+    The count assumes that the GPU's machine has this version of PyTorch, with the cuDNN and the
+    cuBLAS that belong to it, and lacks the packages apex, flash-attn and Transformer Engine.
 
     Args:
         dtype: type of activations. For types other than bf16, fp16 and fp32 a GPU uses PyTorch's
             operations.
+        gpu: the generation of the GPU.
     """
-    return _CountedKernels(_META, dtype) if dtype in TYPES else _CountedReference()
+    return _CountedKernels(_META, dtype, gpu) if dtype in TYPES else _CountedReference()
 
 
 class _CountedReference(ReferenceKernels):
@@ -75,7 +93,8 @@ class _CountedReference(ReferenceKernels):
 
 
 class _CountedKernels(CudaKernels):
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, gpu: CountedGpu) -> None:
+        self._gpu = gpu
         super().__init__(device, dtype)
         self._has_grouped = True
 
@@ -87,6 +106,12 @@ class _CountedKernels(CudaKernels):
 
     def _plain_rms_norm(self, x: Tensor, weight_h: Tensor, epsilon: float) -> Tensor:
         return apply(_FusedRMSNorm, x, weight_h, epsilon)
+
+    def _finds_cudnn(self, device: torch.device) -> bool:
+        return self._gpu.has_cudnn_attention
+
+    def _finds_block_products(self, device: torch.device) -> bool:
+        return self._gpu.has_block_products
 
     def _attends_partly(self, q_basd: Tensor) -> bool:
         return True
@@ -109,7 +134,7 @@ class _CountedKernels(CudaKernels):
         """Attend as without documents: the count takes every sample for one document."""
         return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
 
-    def _attends_with_sinks(
+    def _attends_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
@@ -117,19 +142,21 @@ class _CountedKernels(CudaKernels):
         dropout: float,
         documents: Documents | None,
     ) -> bool:
-        return knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+        return knows_window(q_basd, k_bgsd, scores, dropout, documents)
 
-    def _attend_with_sinks(
+    def _attend_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
         v_bgsd: Tensor,
-        sinks_a: Tensor,
+        sinks_a: Tensor | None,
         scores: Scores,
         documents: Documents | None,
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
-        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
+        if documents is None:
+            return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
+        return windowed_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
 
     def _attend(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
@@ -141,6 +168,9 @@ class _CountedKernels(CudaKernels):
         cuDNN's attention to flash attention on Hopper if cuDNN is newer than 9.15. Both read, write
         and keep tensors of the same sizes, so the count says flash attention for either.
         """
+        is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+        if not is_whole and not dropout and self._seen_by_cudnn(q_basd, k_bgsd):
+            return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
         if not is_wide and channels <= _WIDEST_HEAD:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)

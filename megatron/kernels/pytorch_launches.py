@@ -113,15 +113,18 @@ def _attention(
         key: [b, g, s, d], of the whole sequence.
         value: as ``key``.
         is_causal: causal attention spares half of the products of the queries with their own keys,
-            and no others.
+            and no others. Attention to all keys is a part of causal attention, the part without
+            these halves. As a part it counts twice what it executes, so that the parts count what
+            the whole does.
         is_backward: the products form the scores again.
     """
     batch, heads, queries, channels = map(int, query.shape)
     keys = int(key.shape[2])
     pairs = batch * heads * queries * keys
-    flops = executed = 2 * pairs * (of_keys * channels + of_values * int(value.shape[3]))
+    executed = 2 * pairs * (of_keys * channels + of_values * int(value.shape[3]))
+    flops = 2 * executed
     if is_causal:
-        flops = flops * (2 * keys - queries) // keys
+        flops = executed * (2 * keys - queries) // keys
         executed = flops // 2
     if is_backward:
         flops = _without_scores(flops)

@@ -69,7 +69,7 @@ class _RingAttention(torch.autograd.Function):
         for step, seen_2bgud in _rounds(context, sight, own_2bgud):
             for piece in sight.pieces(step):
                 attended = kernels.attend_to_part(_part(piece, q_baud, seen_2bgud, sight))
-                whole = _with(whole, attended, piece, sight)
+                whole = _with(kernels, whole, attended, piece, sight)
             del seen_2bgud  # the next keys may take its memory
         assert whole is not None, "every query sees its own key"
         out_baud, log_bau = whole
@@ -150,7 +150,9 @@ def _of_queries(whole: Attended, piece: Piece) -> Attended:
     return Attended(*(of_all[:, :, piece.queries] for of_all in whole))
 
 
-def _with(whole: Attended | None, attended: Attended, piece: Piece, sight: RingSight) -> Attended:
+def _with(
+    kernels: Kernels, whole: Attended | None, attended: Attended, piece: Piece, sight: RingSight
+) -> Attended:
     """Return the parts of the softmax so far, ``None`` if there are none, and one more."""
     out_bakd, log_bak = attended
     if whole is None:
@@ -160,18 +162,5 @@ def _with(whole: Attended | None, attended: Attended, piece: Piece, sight: RingS
         shape = (*log_bak.shape[:2], sight.tokens)
         log_bau = log_bak.new_full(shape, -torch.inf)
         whole = Attended(wide_bakd.new_zeros(*shape, out_bakd.shape[3]), log_bau)
-    _put_together(_of_queries(whole, piece), attended)
+    kernels.join_parts_(_of_queries(whole, piece), attended)
     return whole
-
-
-def _put_together(whole: Attended, part: Attended) -> None:
-    """Add a part of the softmax to the parts that ``whole`` has already, in place.
-
-    Every query has seen a key in one of them.
-    """
-    # out = Σ exp(log_k - log) out_k with log = log Σ exp(log_k) (arXiv 2310.01889); the factors
-    # need the old logarithm, so it is replaced last.
-    sum_bau = torch.logaddexp(whole.log_bas, part.log_bas)
-    whole.out_basd.mul_((whole.log_bas - sum_bau).exp().unsqueeze(-1))
-    whole.out_basd.add_((part.log_bas - sum_bau).exp().unsqueeze(-1) * part.out_basd)
-    whole.log_bas.copy_(sum_bau)

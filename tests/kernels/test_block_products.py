@@ -5,6 +5,7 @@ Groups of rows are a loop over single groups, to the last bit.
 
 import math
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from reference.plain_eight_bits import E5M2 as PLAIN_E5M2
 from reference.plain_eight_bits import Rounding
 from torch import Tensor
 
+from megatron.kernels.counted import CountedGpu, counted_kernels
 from megatron.kernels.cuda import block_products
 from megatron.kernels.eight_bits import (
     BLOCK,
@@ -31,6 +33,7 @@ from megatron.kernels.eight_bits import (
 )
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.planning.count.recorder import Recorder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 REFERENCE = ReferenceKernels()
@@ -226,7 +229,7 @@ def test_cublas_gets_what_it_demands(bias: bool, monkeypatch: pytest.MonkeyPatch
         out.copy_(exact if bias is None else exact + bias)
 
     monkeypatch.setattr(torch, "_scaled_mm", product)
-    monkeypatch.setattr(block_products, "_has_cublas", lambda device: True)
+    monkeypatch.setattr(block_products, "has_block_products", lambda device: True)
     left, _ = REFERENCE.quantise_blocks(
         drawn(32, 512, seed=0), None, E5M2, straight=True, turned=False
     )
@@ -310,6 +313,116 @@ def test_gradients_of_matrices_are_multiplied_and_added(
     total.fill_(math.nan)
     kernels.accumulate_grouped_block_product_(total, grad, x, own_ends, begins=True)
     assert relative_error(total.cpu(), wanted) < 1e-6
+
+
+def product_of_turned(
+    grad_op: Tensor,
+    x_pi: Tensor,
+    grad_worth_ob: Tensor,
+    x_worth_bi: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    out: Tensor,
+) -> None:
+    """``torch._scaled_mm`` of two factors with blocks of 1 x 128; it demands these layouts."""
+    (o, p), i = grad_op.shape, x_pi.shape[1]
+    assert grad_op.is_contiguous()
+    assert x_pi.T.is_contiguous()
+    assert (grad_worth_ob.shape, grad_worth_ob.stride()) == ((o, p // BLOCK), (1, o))
+    assert (x_worth_bi.shape, x_worth_bi.stride()) == ((p // BLOCK, i), (i, 1))
+    assert out.dtype == out_dtype
+    own = EightBits(grad_op, grad_worth_ob.T), EightBits(x_pi.T, x_worth_bi)
+    out.copy_(values(own[0]) @ values(own[1]).T)
+
+
+@needs_triton
+@pytest.mark.parametrize("sums", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "begins", "is_cublas"),
+    [
+        (256, 128, False, True),
+        (128, 128, False, False),
+        (128, 128, True, True),
+        (272, 128, False, False),
+        (256, 144, True, False),
+    ],
+)
+def test_gradients_of_weights_by_cublas_are_added(
+    rows: int,
+    inputs: int,
+    begins: bool,
+    is_cublas: bool,
+    sums: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If there are enough rows to make up for the addition, and cuBLAS has the product."""
+    calls: list[torch.dtype] = []
+
+    def product(*factors: Tensor, out_dtype: torch.dtype, out: Tensor) -> None:
+        calls.append(out_dtype)
+        product_of_turned(*factors, out_dtype=out_dtype, out=out)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(block_products, "LEAST_ROWS", 256)
+    kernels: Any = of_a_gpu(torch.device("cpu"), torch.bfloat16)
+    kernels.has_block_products = True
+    grad, x = (
+        turned_by(REFERENCE, drawn(rows, width, seed=seed).cpu(), None, dtype)
+        for width, seed, dtype in ((128, 0, E5M2), (inputs, 1, E4M3))
+    )
+    if DEVICE.type == "cuda" and not is_cublas:
+        pytest.skip("the program runs on the GPU alone")
+    total = drawn(1, 128, inputs, seed=4).cpu().to(sums)
+    wanted = (values(grad) @ values(x).T)[None] + (0 if begins else total.double())
+    if begins:
+        total.fill_(math.nan)
+    kernels.accumulate_grouped_block_product_(total, grad, x, None, begins=begins)
+    assert relative_error(total, wanted) < (1e-6 if sums == torch.float32 else 1e-2)
+    assert calls == ([sums if begins else torch.float32] if is_cublas else [])
+
+
+def test_groups_are_not_cublas_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_products.CudaBlocks, "has_block_products", True)
+    monkeypatch.setattr(
+        block_products, "add_grouped_block_weight_product_", lambda *given: made.append(given[-1])
+    )
+    made: list[Tensor] = []
+    own_ends = ends((256, 256))
+    grad, x = (turned_by(REFERENCE, drawn(512, 128, seed=s), own_ends, E4M3) for s in (0, 1))
+    total = torch.zeros(2, 128, 128)
+    kernels = block_products.CudaBlocks()
+    kernels.accumulate_grouped_block_product_(total, grad, x, own_ends, begins=False)
+    assert made == [own_ends]
+
+
+@pytest.mark.parametrize(
+    ("o", "i", "p", "takes"),
+    [(128, 256, 384, True), (144, 256, 384, False), (128, 144, 384, False), (128, 256, 400, False)],
+)
+def test_cublas_is_asked_for_gradients_that_it_has(o: int, i: int, p: int, takes: bool) -> None:
+    factors = (torch.empty(rows, p).to(E4M3) for rows in (o, i))
+    assert block_products.cublas_takes_weights(*factors) is takes
+
+
+def test_the_product_before_its_addition_is_counted() -> None:
+    """One matrix in fp32, while it is formed and added."""
+    o, i, p = 256, 128, 4096
+    grad, x = (
+        EightBits(
+            torch.empty(width, p, dtype=E4M3, device="meta"),
+            torch.empty(p // BLOCK, width, device="meta"),
+        )
+        for width in (o, i)
+    )
+    total = torch.empty(1, o, i, device="meta")
+    peaks = {}
+    for has_them in (False, True):
+        kernels = counted_kernels(torch.bfloat16, CountedGpu(has_block_products=has_them))
+        recorder = Recorder()
+        with recorder, recorder.recording() as works:
+            kernels.accumulate_grouped_block_product_(total, grad, x, None, begins=False)
+        peaks[has_them] = max(work.peak for work in works)
+    assert peaks == {False: 0, True: 4 * o * i}
 
 
 @settings(max_examples=examples(300), deadline=None)

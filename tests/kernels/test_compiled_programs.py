@@ -138,6 +138,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "activation",
         "activation_backward",
         "rotate",
+        "join_parts",
         "adamw",
         "sums_of_squares",
         "quantise",

@@ -5,8 +5,8 @@ import torch
 from harness.small_models import Operators
 from torch import Tensor
 
-from megatron.kernels.counted import counted_kernels
-from megatron.kernels.scores import PLAIN
+from megatron.kernels.counted import AMPERE, CountedGpu, counted_kernels
+from megatron.kernels.scores import PLAIN, Scores
 
 META = torch.device("meta")
 
@@ -21,7 +21,10 @@ class Attention(Operators):
         return [name for name in names if "attention" in name or name == "bmm"]
 
 
-FLASH, EFFICIENT = (f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient"))
+FLASH, EFFICIENT, CUDNN = (
+    f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")
+)
+HOPPER = CountedGpu(has_cudnn_attention=True)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +60,58 @@ def test_kernels_are_made_once() -> None:
     assert counted_kernels(torch.bfloat16) is counted_kernels(torch.bfloat16)
 
 
-def test_fewer_queries_than_keys_are_one_kernel() -> None:
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "dropout", "expected"),
+    [
+        (AMPERE, torch.bfloat16, 0.0, [FLASH]),
+        (HOPPER, torch.bfloat16, 0.0, [CUDNN, CUDNN]),
+        (HOPPER, torch.bfloat16, 0.1, [FLASH]),
+        (HOPPER, torch.float32, 0.0, [EFFICIENT]),
+    ],
+)
+def test_fewer_queries_than_keys_are_one_kernel_or_two(
+    gpu: CountedGpu, dtype: torch.dtype, dropout: float, expected: list[str]
+) -> None:
+    q, k, v = (_drawn(dtype, 2, 64) for _ in range(3))
+    with Attention() as attention:
+        counted_kernels(dtype, gpu).causal_attention(
+            q[:, :, 4:], k, v, dropout=dropout, scores=PLAIN
+        )
+    assert attention.kernels == expected
+
+
+WINDOWED = "_flash_attention_forward"
+
+
+@pytest.mark.parametrize(
+    ("scores", "dtype", "dropout", "expected"),
+    [
+        (Scores(window=3), torch.bfloat16, 0.0, [WINDOWED]),
+        (Scores(scale=0.3, window=3), torch.float16, 0.0, [WINDOWED]),
+        (Scores(window=3), torch.bfloat16, 0.1, ["bmm", "bmm"]),
+        (Scores(window=3), torch.float32, 0.0, ["bmm", "bmm"]),
+        (Scores(window=3, softcap=2.0), torch.bfloat16, 0.0, ["bmm", "bmm"]),
+        (Scores(slopes_a=(0.5, 0.25)), torch.bfloat16, 0.0, ["bmm", "bmm"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [0, 4])
+def test_windows_alone_are_one_kernel(
+    first: int, scores: Scores, dtype: torch.dtype, dropout: float, expected: list[str]
+) -> None:
+    q, k, v = (_drawn(dtype, 2, 64) for _ in range(3))
+    with Attention() as attention:
+        counted_kernels(dtype).causal_attention(
+            q[:, :, first:], k, v, dropout=dropout, scores=scores
+        )
+    assert attention.kernels == expected
+
+
+def test_plain_attention_counts_as_flash_attention_on_every_gpu() -> None:
+    """PyTorch chooses between kernels that read, write and keep tensors of the same sizes."""
     q, k, v = (_drawn(torch.bfloat16, 2, 64) for _ in range(3))
     with Attention() as attention:
-        counted_kernels(torch.bfloat16).causal_attention(
-            q[:, :, 4:], k, v, dropout=0.0, scores=PLAIN
-        )
+        counted_kernels(torch.bfloat16, HOPPER).causal_attention(q, k, v, dropout=0.0)
     assert attention.kernels == [FLASH]
 
 

@@ -330,7 +330,7 @@ def test_versions_by_the_gpu(
 
 @pytest.mark.parametrize(
     ("major", "cudnn", "version"),
-    [(8, 91900, 2), (9, 91900, None), (9, 91000, 2), (10, 91900, None)],
+    [(8, 91900, 2), (9, 91900, None), (9, 91000, 2), (10, 91900, None), (12, 91900, 2)],
 )
 def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     major: int, cudnn: int, version: int | None, monkeypatch: pytest.MonkeyPatch
@@ -348,7 +348,8 @@ def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     plain = found.refusal(q, k, PLAIN, 0.0, None)
     assert plain == (None if version else "the speed of cuDNN on this GPU")
     assert found.refusal(q, k, PLAIN, 0.1, None) is None
-    assert found.refusal(q[:, :, 4:], k, PLAIN, 0.0, None) is None
+    assert found.refusal(q[:, :, 4:], k, PLAIN, 0.0, None) == plain, "cuDNN in two parts"
+    assert found.refusal(q[:, :, 8:], k, PLAIN, 0.0, None) is None, "a single own key"
     assert found.refusal(q, k, Scores(softcap=30.0), 0.0, None) is None
     wide = torch.zeros(1, 1, 4, 192, dtype=torch.bfloat16)
     assert found.refusal(wide, wide, PLAIN, 0.0, None) is None

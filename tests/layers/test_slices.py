@@ -1,10 +1,14 @@
 """Attention of slices, one after the other, is attention of whole samples."""
 
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
 from harness.marks import full
+from kernels.cudnn_stand_in import Cudnn
 from kernels.formulas import explicit_documents, first_positions
-from kernels.implementations import CPU
+from kernels.implementations import CPU, of_a_gpu, relative_error
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
@@ -20,11 +24,12 @@ STARTS = ([0, 1, 7, 20], [0, 13])
 ALL_SCORES = Scores(0.7, 1.5, 6, (0.5, 0.25, 0.125, 0.0625))
 
 
-def operands() -> list[Tensor]:
+def operands(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Queries, keys, values, the gradient of the output and sinks."""
     generator = torch.Generator().manual_seed(5)
     shapes = [(B, S, heads, D) for heads in (HEADS, GROUPS, GROUPS, HEADS)]
-    return [torch.randn(s, generator=generator, dtype=torch.float64) for s in (*shapes, (HEADS,))]
+    drawn = (torch.randn(s, generator=generator, dtype=torch.float64) for s in (*shapes, (HEADS,)))
+    return [t.to(dtype) for t in drawn]
 
 
 def slice_by_slice(
@@ -35,12 +40,13 @@ def slice_by_slice(
     *,
     with_sinks: bool,
     again: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     """Output, and gradients of queries, keys, values and sinks, in the order of real passes.
 
     With ``again``, every forward is repeated before its backward, as recomputation does.
     """
-    q, k, v, grad, sinks = operands()
+    q, k, v, grad, sinks = operands(dtype)
     seen, parts = SeenKeys(), SequenceSlice.of_lengths(lengths)
     own = [[t[:, p.first : p.end].clone().requires_grad_() for t in (q, k, v)] for p in parts]
     sinks.requires_grad_(with_sinks)
@@ -101,6 +107,32 @@ def test_slices_together_are_whole_samples(
     expected = written_out(scores, starts, with_sinks=with_sinks)
     for mine, whole in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("lengths", [(12, 12), (4, 8, 12)], ids=str)
+def test_slices_by_cudnn_are_whole_samples(
+    lengths: tuple[int, ...], with_sinks: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice's keys are views of a buffer; a stand-in takes the place of cuDNN."""
+    pytest.importorskip("triton")
+    parts = import_module("megatron.kernels.cuda.attention_parts")
+    cudnn = Cudnn()
+    monkeypatch.setattr(parts, "_aten", cudnn.aten)
+    kernels: Any = of_a_gpu(CPU, torch.bfloat16)
+    kernels._has_cudnn, kernels._attends_partly = True, lambda _: True
+    kernels._attends_in_window = lambda *_: True
+    dtype = torch.bfloat16
+    found = slice_by_slice(
+        lengths, kernels, PLAIN, None, with_sinks=with_sinks, again=again, dtype=dtype
+    )
+    expected = written_out(PLAIN, ([0], [0]), with_sinks=with_sinks)
+    for mine, whole in zip(found, expected, strict=True):
+        assert relative_error(mine, whole) < 2e-2
+    backward = [keys for way, keys, is_causal in cudnn.calls if way == "backward" and not is_causal]
+    ends = SequenceSlice.of_lengths(lengths)
+    assert backward == [part.first for part in reversed(ends) if part.first]
 
 
 def test_attention_in_a_window_is_given_no_key_before_it() -> None:

@@ -16,7 +16,7 @@ from pretended_gpu.rank import alone
 from torch import Tensor, nn
 
 from megatron.kernels.choose import kernels_for
-from megatron.kernels.counted import counted_kernels
+from megatron.kernels.counted import CountedGpu, counted_kernels
 from megatron.kernels.face import Kernels
 from megatron.kernels.softmax import LossOptions
 from megatron.layers.dropout import DropoutSeeds
@@ -26,6 +26,7 @@ from megatron.layers.main_grad import give_main_grad
 from megatron.layers.patterns import LayerPattern
 from megatron.layers.recompute import Recomputation
 from megatron.layers.site import Site
+from megatron.layers.slices import SeenKeys, SequenceSlice, SlicedPass
 from megatron.layers.vocabulary.input_layer import InputLayer
 from megatron.layers.vocabulary.output_layer import OutputLayer
 from megatron.layers.vocabulary.shard import VocabularyShard
@@ -37,6 +38,9 @@ from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.settings import Dispatcher
 from megatron.planning.count.assumed_routes import AssumedExchange, AssumedGathering
 from megatron.planning.count.recorder import ListedGroup
+
+HOPPER: Final = CountedGpu(has_cudnn_attention=True, has_block_products=True)
+"""The generation of the pretended GPU."""
 
 Where = Literal["pretended GPU", "meta"]
 
@@ -86,12 +90,14 @@ class Case:
         dtype: of activations.
         options: of the site.
         dispatcher: brings tokens to experts that are spread over two ranks; ``None``: they are not.
+        slices: of a microbatch, all of which run forward and then backward.
     """
 
     config: ModelSettings
     dtype: torch.dtype = torch.bfloat16
     options: dict[str, Any] = field(default_factory=dict)
     dispatcher: Dispatcher | None = None
+    slices: int = 1
 
 
 CASES: Final = {
@@ -109,6 +115,9 @@ CASES: Final = {
     "factors and norms without biases": Case(
         GPT.replaced(add_bias_norm=False, residual_multiplier=0.3, logit_multiplier=0.3)
     ),
+    "slices": Case(LLAMA, slices=4),
+    "slices in fp32": Case(LLAMA, torch.float32, slices=4),
+    "slices with sinks": Case(LLAMA.replaced(softmax_type="learnable"), slices=2),
     "ALiBi": Case(GPT.replaced(position_embedding_type="alibi", attention_dropout=0.0)),
     "window": Case(LLAMA.replaced(window_size=8)),
     "long rows": Case(replace(LLAMA, hidden_size=16384)),
@@ -140,6 +149,20 @@ CASES: Final = {
     "mixture in 8 bits": Case(MIXTURE, options={"eight_bits": EightBitSettings("hybrid")}),
     "8 bits by tensors": Case(
         GPT, options={"eight_bits": EightBitSettings("hybrid", "tensorwise")}
+    ),
+    "8 bits by blocks": Case(
+        LLAMA, options={"eight_bits": EightBitSettings("hybrid", "blockwise")}
+    ),
+    "8 bits by blocks, many rows": Case(
+        LLAMA.replaced(
+            hidden_size=128,
+            kv_channels=64,
+            num_attention_heads=2,
+            num_query_groups=1,
+            seq_length=2048,
+            max_position_embeddings=2048,
+        ),
+        options={"eight_bits": EightBitSettings("hybrid", "blockwise")},
     ),
 }
 
@@ -191,7 +214,7 @@ def _device(
 ) -> Iterator[tuple[torch.device, Callable[[torch.dtype], Kernels]]]:
     """Give a device that is there meanwhile, and a function that returns its kernels."""
     if where == "meta":
-        yield torch.device("meta"), counted_kernels
+        yield torch.device("meta"), lambda dtype: counted_kernels(dtype, HOPPER)
     else:
         with PretendedGpu() as gpu, alone(gpu):
             yield DEVICE, lambda dtype: kernels_for(DEVICE, dtype)
@@ -235,16 +258,29 @@ def _run(model: RankModel, case: Case, device: torch.device, counter: Counter, n
     config, work = case.config, list[Callable[[], None]]()
     defer_weight_gradients(model, work.append if name == "split" else None)
     tokens, depths = config.seq_length, config.further.mtp_num_layers
-    x_bsh = _empty(case, device, 2, tokens).requires_grad_()
+    x_bsh = _empty(case, device, 2, tokens)
     ahead_bwh = _empty(case, device, 2, tokens + depths - 1) if depths else None
     grad = _empty(case, device, 2 * (1 + depths), tokens)
+    passes = list(_forward_passes(case, ahead_bwh))
+    given = [x_buh.detach().requires_grad_() for x_buh in x_bsh.chunk(case.slices, 1)]
+    gradients = [grad_buh.contiguous() for grad_buh in grad.chunk(case.slices, 1)]
     with counter.part(f"{name} F"):
-        y_bsh = model(0, x_bsh, ForwardPass(DropoutSeeds(1, 0, 0), ahead_bwh=ahead_bwh))
+        made = [model(0, x_buh, own) for x_buh, own in zip(given, passes, strict=True)]
     with counter.part(f"{name} B"):
-        torch.autograd.backward((y_bsh,), (grad,))
+        for y_buh, grad_buh in reversed([*zip(made, gradients, strict=True)]):
+            torch.autograd.backward((y_buh,), (grad_buh,))
     with counter.part(f"{name} W"), torch.no_grad():
         for each in work:
             each()
+
+
+def _forward_passes(case: Case, ahead_bwh: Tensor | None) -> Iterator[ForwardPass]:
+    """Yield what the passes of the slices bring; they share the store of keys and values."""
+    seeds, seen = DropoutSeeds(1, 0, 0), SeenKeys()
+    length = case.config.seq_length // case.slices
+    for part in SequenceSlice.of_lengths((length,) * case.slices):
+        sliced = SlicedPass(part, seen) if case.slices > 1 else None
+        yield ForwardPass(seeds, ahead_bwh=ahead_bwh, sliced=sliced)
 
 
 def _of_output(where: Where, case: Output) -> dict[str, Launches]:

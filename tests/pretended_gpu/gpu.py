@@ -19,7 +19,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from pretended_gpu.load import load_guard
@@ -30,12 +31,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatron.kernels.cuda import block_products
 from megatron.kernels.cuda.sizes import quotient
 from megatron.kernels.cuda.update_operators import BLOCK, SQUARES_BLOCK
 from megatron.planning.count.launches import tensors_of, uses_of
 from megatron.simulator.costs.gpus import WORKSPACE
 
 DEVICE = torch.device("cuda", 0)
+CUDNN: Final = 91900
+"""Version of cuDNN: one whose attention is the fastest on this GPU, which has capability 9."""
 GRANULE = 512
 """Bytes: CUDA's allocator gives multiples of it."""
 
@@ -126,6 +130,10 @@ class PretendedGpu(TorchDispatchMode):
 
     def __enter__(self) -> "PretendedGpu":
         self._context.enter_context(streams_and_events(self))
+        # PyTorch for CPUs has neither cuDNN nor cuBLAS, and this GPU has both.
+        has = patch.object(block_products, "has_block_products", lambda device: True)
+        self._context.enter_context(patch.object(torch.backends.cudnn, "version", lambda: CUDNN))
+        self._context.enter_context(has)
         self._context.enter_context(kernels())
         self._context.enter_context(self._fake)
         super().__enter__()  # type: ignore[no-untyped-call]  # TorchDispatchMode has no types

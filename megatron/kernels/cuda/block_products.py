@@ -2,8 +2,8 @@
 
 Linear layers and experts use the same programs: a linear layer is one group with all rows. A
 program adds to a sum of gradients in fp32 while it multiplies, and the host does not wait for the
-sizes of groups. Outputs and gradients of inputs of a linear layer are cuBLAS's products where it
-has them.
+sizes of groups. Products of a linear layer are cuBLAS's where it has them. cuBLAS does not add in 8
+bits, so an addition follows its gradients of weights, if there are enough rows to make up for it.
 
 Shapes: as in ``programs/block_products.py``.
 """
@@ -36,6 +36,11 @@ PRODUCT_TILE: Final = {**TILE, "DEPTH": BLOCK}
 LAUNCH: Final = {**COMMON, "num_warps": 8}
 ROUNDING_LAUNCH: Final = {**COMMON, "num_warps": 16}
 """More warps, so that a thread has few of the tile's numbers in its registers."""
+LEAST_ROWS: Final = 4096
+"""Rows from which cuBLAS's gradient of a weight and an addition are quicker than the program that
+adds. On one H200 (4,096 inputs, 16,384 outputs) they took 734 us for 884 with 4,096 rows, and 1,225
+for 1,805 with 8,192. Lines through these times meet near 2,100 rows: the addition takes as long for
+few rows as for many."""
 HOPPER: Final = 9
 """Major compute capability of the GPUs for which cuBLAS has scales of blocks in fp32."""
 
@@ -169,7 +174,7 @@ def block_product(
 
     Both give the same bits (on one H200: docs/benchmarks/2026-11-26-h200-layouts).
     """
-    if not (_has_cublas(out_sn.device) and cublas_takes(out_sn, left_sk, right_nk, bias_n)):
+    if not (has_block_products(out_sn.device) and cublas_takes(out_sn, left_sk, right_nk, bias_n)):
         factors = left_sk, left_worth_cs, right_nk[None], right_worth_bc[None]
         grouped_block_product(out_sn, *factors, bias_n, None)
         return
@@ -185,7 +190,7 @@ def block_product(
 
 
 @cache
-def _has_cublas(device: torch.device) -> bool:
+def has_block_products(device: torch.device) -> bool:
     """Return whether cuBLAS multiplies with scales of blocks there: on Hopper, since CUDA 12.9."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
@@ -262,8 +267,37 @@ def _multiply_weights(
     )
 
 
+@operator(
+    "block_weight_product(Tensor(a!) out_oi, Tensor grad_op, Tensor grad_worth_bo, Tensor x_ip, "
+    "Tensor x_worth_bi) -> ()",
+    lambda grad_op, x_ip, **_: of_rows(grad_op, x_ip),
+)
+def block_weight_product(
+    out_oi: Tensor, grad_op: Tensor, grad_worth_bo: Tensor, x_ip: Tensor, x_worth_bi: Tensor
+) -> None:
+    """Form the gradient of a linear layer's weight by cuBLAS, which has to have the product.
+
+    Triton's is the same to the bit (on one H200: docs/benchmarks/2026-11-26-h200-layouts).
+    """
+    torch._scaled_mm(
+        grad_op, x_ip.T, grad_worth_bo.T, x_worth_bi, out_dtype=out_oi.dtype, out=out_oi
+    )
+
+
+def cublas_takes_weights(grad_op: Tensor, x_ip: Tensor) -> bool:
+    """Return whether cuBLAS has the gradient of a weight; narrower than what its manual demands."""
+    (o, p), i = grad_op.shape, len(x_ip)
+    return o % BLOCK == 0 and i % BLOCK == 0 and p % BLOCK == 0
+
+
 class CudaBlocks:
-    """The operations with scales of blocks on a GPU; ``Kernels`` describes each."""
+    """The operations with scales of blocks on a GPU; ``Kernels`` describes each.
+
+    Attributes:
+        has_block_products: whether cuBLAS multiplies with scales of blocks on the GPU.
+    """
+
+    has_block_products = False
 
     def quantise_blocks(
         self,
@@ -334,9 +368,21 @@ class CudaBlocks:
         *,
         begins: bool,
     ) -> None:
-        """See ``Kernels``."""
+        """See ``Kernels``; cuBLAS's product lies in a matrix of its own before it is added."""
+        factors = grad.bits, grad.worth, x.bits, x.worth
+        by_cublas = self.has_block_products and ends_g is None
+        if by_cublas and cublas_takes_weights(grad.bits, x.bits):
+            [total_oi] = total_goi
+            if begins:
+                block_weight_product(total_oi, *factors)
+                return
+            if grad.bits.shape[1] >= LEAST_ROWS:
+                product_oi = total_oi.new_empty(total_oi.shape, dtype=torch.float32)
+                block_weight_product(product_oi, *factors)
+                total_oi.add_(product_oi)
+                return
         multiply = grouped_block_weight_product if begins else add_grouped_block_weight_product_
-        multiply(total_goi, grad.bits, grad.worth, x.bits, x.worth, ends_g)
+        multiply(total_goi, *factors, ends_g)
 
 
 def _empty(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> EightBits:

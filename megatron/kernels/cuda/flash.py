@@ -1,10 +1,11 @@
 """Attention by the package flash-attn where it is installed: version 3 on Hopper, else 2.
 
-PyTorch's own kernels have no cap, no window without documents and no ALiBi. Without flash-attn such
-scores are computed block by block (``reference.scored_attention``). Version 3 is also quicker than
-PyTorch for *plain* scores, which have none of these. Version 2 is made for Ampere: on newer GPUs
-PyTorch takes cuDNN's attention for plain scores, which is about twice as fast there. Neither
-version is required. Attention that no installed version can compute goes to PyTorch.
+PyTorch's own kernels have no cap and no ALiBi, and no windows for fp32 or dropout. Without
+flash-attn such scores are computed block by block (``reference.scored_attention``). Version 3 is
+also quicker than PyTorch for *plain* scores, which have none of these. Version 2 is made for
+Ampere: on newer GPUs cuDNN's attention, which is about twice as fast there, computes plain scores
+(``attention_parts``). Neither version is required. Attention that no installed version can compute
+goes to PyTorch.
 
 Where ranks share a sequence, there may be queries of the last positions only. Since version 2.1 the
 package aligns the last query with the last key, and counts causality, window and ALiBi from there.
@@ -20,6 +21,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from megatron.kernels.cuda.attention_parts import knows_seen, takes_cudnn
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.scored_attention import slopes_on
 from megatron.kernels.scores import Scores
@@ -31,15 +33,6 @@ _CAPABILITIES: Final[dict[Version, range]] = {3: range(9, 10), 2: range(8, 1000)
 """The major compute capabilities of GPUs that each version runs on."""
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
-_LEAST_CUDNN: Final = 91501
-"""The first cuDNN whose attention PyTorch 2.13 prefers to flash attention on Hopper and newer."""
-
-_CUDNN_FROM: Final = 9
-"""The major compute capability from which cuDNN's attention is the faster one."""
-
-_WIDEST_OF_CUDNN: Final = 128
-"""The most channels of a head that cuDNN's attention takes on all of these GPUs."""
-
 _TYPES: Final = (torch.bfloat16, torch.float16)
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +44,7 @@ class FlashAttention:
     Args:
         version: version of the package.
         module: the package's module that has the functions.
-        prefers_cudnn: whether PyTorch computes plain scores by cuDNN, faster than this version.
+        prefers_cudnn: whether cuDNN computes attention with plain scores faster than this version.
     """
 
     def __init__(self, version: Version, module: Any, *, prefers_cudnn: bool = False) -> None:
@@ -70,8 +63,8 @@ class FlashAttention:
     ) -> str | None:
         """Return the reason why this version does not compute this attention, or ``None``."""
         channels = q_basd.shape[3]
-        is_plain = scores.are_products and documents is None and q_basd.shape[2] == k_bgsd.shape[2]
-        if self._prefers_cudnn and is_plain and channels <= _WIDEST_OF_CUDNN and not dropout:
+        is_plain = scores.are_products and documents is None and not dropout
+        if self._prefers_cudnn and is_plain and knows_seen(q_basd, k_bgsd):
             return "the speed of cuDNN on this GPU"
         if q_basd.dtype not in _TYPES:
             return f"{q_basd.dtype} (it has bf16 and fp16)"
@@ -146,10 +139,7 @@ def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:
             continue
         major, _ = torch.cuda.get_device_capability(device)
         if major in _CAPABILITIES[version]:
-            has_cudnn = (torch.backends.cudnn.version() or 0) >= _LEAST_CUDNN
-            # PyTorch leaves cuDNN's attention alone if gradients must be summed in one order.
-            takes_cudnn = has_cudnn and not torch.are_deterministic_algorithms_enabled()
-            slower = version == 2 and major >= _CUDNN_FROM and takes_cudnn
+            slower = version == 2 and takes_cudnn(device)
             found.append(FlashAttention(version, module, prefers_cudnn=slower))
     if found:
         names = " and ".join(str(each.version) for each in found)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
 from megatron.kernels.autograd import apply, apply_all
-from megatron.kernels.cuda import update_operators
+from megatron.kernels.cuda import attention_parts, block_products, update_operators
 from megatron.kernels.cuda.activations import Activation, Gated
 from megatron.kernels.cuda.block_products import CudaBlocks
 from megatron.kernels.cuda.eight_bits import CudaEightBits
@@ -24,6 +24,7 @@ from megatron.kernels.cuda.slots import CudaSlots
 from megatron.kernels.cuda.update_operators import blocks_of
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.kernels import ReferenceKernels
+from megatron.kernels.reference.partial_attention import Attended, AttentionPart, Gradients
 from megatron.kernels.reference.rotation import Rotation
 from megatron.kernels.scores import PLAIN, Scores
 
@@ -61,11 +62,21 @@ class CudaKernels(
         CudaGrouped.__init__(self, device)
         ReferenceKernels.__init__(self)
         self._flash = find_flash_attention(device)
+        self._has_cudnn = self._finds_cudnn(device)
+        self.has_block_products = self._finds_block_products(device)
         self._said: set[str] = set()
         self.accumulates_products = products.accumulates
 
     def _find_products(self, device: torch.device, dtype: torch.dtype) -> Products:
         return Products(device, dtype)
+
+    def _finds_cudnn(self, device: torch.device) -> bool:
+        """Return whether cuDNN computes attention with plain scores the fastest."""
+        return attention_parts.takes_cudnn(device)
+
+    def _finds_block_products(self, device: torch.device) -> bool:
+        """Return whether cuBLAS multiplies in 8 bits with scales of blocks."""
+        return block_products.has_block_products(device)
 
     def gelu(self, x: Tensor, bias_f: Tensor | None = None) -> Tensor:
         """See ``Kernels``."""
@@ -161,6 +172,51 @@ class CudaKernels(
             documents=documents,
             sinks_a=sinks_a,
         )
+
+    def _attend(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+    ) -> Tensor:
+        is_whole = q_basd.shape[2] == k_bgsd.shape[2]  # then PyTorch itself takes cuDNN
+        if not is_whole and not dropout and self._seen_by_cudnn(q_basd, k_bgsd):
+            scale = Scores(scale).scale_of(q_basd.shape[3])
+            return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, None, scale)
+        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+
+    def _seen_by_cudnn(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
+        return self._has_cudnn and attention_parts.knows_seen(q_basd, k_bgsd)
+
+    def _attend_in_window(
+        self,
+        q_basd: Tensor,
+        k_bgsd: Tensor,
+        v_bgsd: Tensor,
+        sinks_a: Tensor | None,
+        scores: Scores,
+        documents: Documents | None,
+    ) -> Tensor:
+        is_plain = scores.are_products and documents is None
+        if is_plain and self._seen_by_cudnn(q_basd, k_bgsd):
+            scale = scores.scale_of(q_basd.shape[3])
+            return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scale)
+        return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+
+    def attend_to_part(self, part: AttentionPart) -> Attended:
+        """See ``Kernels``."""
+        if self._has_cudnn and attention_parts.knows_part(part):
+            return attention_parts.attend(part)
+        return super().attend_to_part(part)
+
+    def gradients_of_part(
+        self, part: AttentionPart, whole: Attended, grad_basd: Tensor
+    ) -> Gradients:
+        """See ``Kernels``."""
+        if self._has_cudnn and attention_parts.knows_part(part):
+            return attention_parts.gradients(part, whole, grad_basd)
+        return super().gradients_of_part(part, whole, grad_basd)
+
+    def join_parts_(self, whole: Attended, part: Attended) -> None:
+        """See ``Kernels``."""
+        attention_parts.join_parts_(*whole, *part)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -22,14 +22,15 @@ from megatron.kernels.reference.partial_attention import (
     Gradients,
     flash,
     flash_gradients,
+    join_parts_,
     knows_flash,
     multiplied,
     multiplied_gradients,
 )
 from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
-from megatron.kernels.reference.sink_attention import can_sink, sink_attention
 from megatron.kernels.reference.slots import SlotOperations
+from megatron.kernels.reference.windowed_attention import can_window, windowed_attention
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
@@ -294,18 +295,18 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
             A tensor of the queries' shape, laid out in memory as [b, s, a, d] where the kernel
             allows.
         """
-        if sinks_a is not None:
-            if self._attends_with_sinks(q_basd, k_bgsd, scores, dropout, documents):
-                return self._attend_with_sinks(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
-        elif documents is None:
+        if sinks_a is None and documents is None and scores.are_products:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
-            if scores.are_products and (is_whole or self._attends_partly(q_basd)):
+            if is_whole or self._attends_partly(q_basd):
                 return self._attend(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
+        elif sinks_a is not None or documents is None:
+            if self._attends_in_window(q_basd, k_bgsd, scores, dropout, documents):
+                return self._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
         elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, scores, dropout):
             return self._attend_within(q_basd, k_bgsd, v_bgsd, scores, documents)
         return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents, sinks_a)
 
-    def _attends_with_sinks(
+    def _attends_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
@@ -313,20 +314,20 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         dropout: float,
         documents: Documents | None,
     ) -> bool:
-        """Return whether ``_attend_with_sinks`` computes this attention."""
-        return can_sink(q_basd, k_bgsd, scores, dropout, documents)
+        """Return whether ``_attend_in_window`` computes this attention."""
+        return can_window(q_basd, k_bgsd, scores, dropout, documents)
 
-    def _attend_with_sinks(
+    def _attend_in_window(
         self,
         q_basd: Tensor,
         k_bgsd: Tensor,
         v_bgsd: Tensor,
-        sinks_a: Tensor,
+        sinks_a: Tensor | None,
         scores: Scores,
         documents: Documents | None,
     ) -> Tensor:
-        """Return attention with sinks; it is called only where ``_attends_with_sinks`` says so."""
-        return sink_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+        """Return attention in a window or with sinks, where ``_attends_in_window`` allows it."""
+        return windowed_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """Return softmax(scores of a part) v, and the logarithms of the scores' sums.
@@ -334,6 +335,16 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         Parts of the keys can be put together (``partial_attention``). Autograd records nothing.
         """
         return flash(part) if self._flashes(part) else multiplied(part)
+
+    def join_parts_(self, whole: Attended, part: Attended) -> None:
+        """Add a part of the softmax to the parts that ``whole`` has already, in place.
+
+        Args:
+            whole: fp32 or better, so that the sum of many parts is rounded once, by the caller.
+                Every query has seen a key in it, or sees one in ``part``.
+            part: attention of the same queries to other keys.
+        """
+        join_parts_(whole, part)
 
     def gradients_of_part(
         self, part: AttentionPart, whole: Attended, grad_basd: Tensor

@@ -82,6 +82,16 @@ class Attended(NamedTuple):
     log_bas: Tensor
 
 
+def join_parts_(whole: Attended, part: Attended) -> None:
+    """See ``Kernels``."""
+    # out = Σ exp(log_k - log) out_k with log = log Σ exp(log_k) (arXiv 2310.01889); the factors
+    # need the old logarithm, so it is replaced last.
+    sum_bas = torch.logaddexp(whole.log_bas, part.log_bas)
+    whole.out_basd.mul_((whole.log_bas - sum_bas).exp().unsqueeze(-1))
+    whole.out_basd.add_((part.log_bas - sum_bas).exp().unsqueeze(-1) * part.out_basd)
+    whole.log_bas.copy_(sum_bas)
+
+
 def multiplied(part: AttentionPart) -> Attended:
     """Return attention to a part by plain products; every head has a matrix [s, z] in memory."""
     (score_bgrsz, _), v_bgzd = _scores(part), part.v_bgzd

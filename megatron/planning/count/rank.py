@@ -98,7 +98,7 @@ class CountedRank:
         self._recorder = recorder = Recorder()
         self._lane = ListedLane(recorder)
         self._groups = _groups(subject, plan, rank, recorder)
-        kernels = counted_kernels(subject.dtype)
+        kernels = counted_kernels(subject.dtype, subject.gpu)
         site = Site(
             META,
             subject.dtype,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron.data.settings import DocumentSettings
+from megatron.kernels.counted import AMPERE, CountedGpu
 from megatron.kernels.documents import Documents
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
@@ -41,6 +42,7 @@ class Subject(NamedTuple):
         slices: tokens of every slice of a sample; empty: microbatches are whole.
         host_knows_slots: the host learns how many tokens each expert has.
         gathers_eight_bits: the optimizer rounds the weights of layers that multiply in 8 bits.
+        gpu: the generation of the GPU; an unknown one is taken for an A100.
     """
 
     model: ModelSettings
@@ -61,6 +63,7 @@ class Subject(NamedTuple):
     slices: tuple[int, ...] = ()
     host_knows_slots: bool = False
     gathers_eight_bits: bool = False
+    gpu: CountedGpu = AMPERE
 
     @classmethod
     def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
@@ -92,6 +95,7 @@ class Subject(NamedTuple):
             else (),
             host_knows_slots=train.grouped_package is not None,
             gathers_eight_bits=eight_bits is not None and parallel.replicas.gathers_eight_bits,
+            gpu=_generation(config),
         )
 
     def grid(self, ranks: int) -> Grid:
@@ -163,6 +167,17 @@ class Subject(NamedTuple):
             return None
         shape = self.samples, depths, tokens
         return _integers(*shape), _integers(*shape), torch.empty(shape, device=META)
+
+
+def _generation(config: RunConfig) -> CountedGpu:
+    """Return the generation of a run's GPU."""
+    gpu, devices = config.parallel.gpu, config.parallel.devices
+    if gpu is None:
+        return AMPERE
+    return CountedGpu(
+        has_cudnn_attention=gpu.has_cudnn and not devices.deterministic_mode,
+        has_block_products=gpu.has_block_products,
+    )
 
 
 def _integers(*shape: int) -> Tensor:

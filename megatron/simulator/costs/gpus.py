@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
-from megatron.simulator.costs.launch_time import BLOCKS, EIGHT_BITS, Rates
+from megatron.simulator.costs.launch_time import BLOCK_WEIGHTS, BLOCKS, EIGHT_BITS, Rates
 
 GIB: Final = float(1 << 30)
 
@@ -140,6 +140,9 @@ _HOPPER: Final = frozenset({"H100", "H200"})
 """GPUs for which cuBLAS multiplies with scales of blocks in fp32."""
 
 
+_BLACKWELL: Final = frozenset({"B200", "GB200", "B300", "GB300"})
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU.
@@ -179,7 +182,8 @@ class Gpu:
             memory_share=shares.memory,
             gap=KERNEL_GAP,
             eight_bits=shares.eight_bits if self.multiplies_eight_bits else 1.0,
-            blocks=BLOCKS if self.name in _HOPPER else 1.0,
+            blocks=BLOCKS if self.has_block_products else 1.0,
+            block_weights=BLOCK_WEIGHTS if self.has_block_products else 1.0,
         )
 
     def links(
@@ -210,6 +214,16 @@ class Gpu:
     def multiplies_eight_bits(self) -> bool:
         """Whether its tensor cores multiply numbers of 8 bits; a run in 8 bits is refused else."""
         return self.peaks.eight_bits > 0
+
+    @property
+    def has_cudnn(self) -> bool:
+        """Whether cuDNN's attention is the fastest one: on Hopper and on Blackwell."""
+        return self.name in _HOPPER | _BLACKWELL
+
+    @property
+    def has_block_products(self) -> bool:
+        """Whether cuBLAS multiplies in 8 bits with scales of blocks in fp32."""
+        return self.name in _HOPPER
 
     @property
     def workspaces(self) -> float:

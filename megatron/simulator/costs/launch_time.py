@@ -43,14 +43,23 @@ EIGHT_BITS: Final = 1.7
 on iterations of H100s (docs/predictions.md). Measured on one H200 for 8,192 tokens, 4,096 and
 16,384 channels: 1.88 and 1.78 for outputs and gradients of inputs, 1.46 for gradients of weights
 (docs/benchmarks/2026-11-26-h200-layouts). All other products
-in 8 bits are Triton programs, and as fast as products of 16 bits here. Gradients of weights with
-scales of blocks took there 1.19 to 1.27 times as long; products of experts were not measured."""
+in 8 bits are Triton programs, and as fast as products of 16 bits here. Their gradients of weights
+with scales of blocks took there 1.19 to 1.27 times as long; products of experts were not
+measured."""
 
 BLOCKS: Final = 1.65
 """The same for outputs and gradients of inputs where every block of a factor has its own scale, and
 cuBLAS multiplies: 1.61 to 1.71 on one H200, of 2,048 to 8,192 tokens. Only on Hopper."""
 
-FASTER: Final = {"eight_bit_product": "eight_bits", "block_product": "blocks"}
+BLOCK_WEIGHTS: Final = 1.3
+"""The same for gradients of weights by cuBLAS, which an addition follows: 1.28 and 1.33 times as
+fast as outputs of 16 bits on one H200, with 4,096 and 8,192 tokens. Only on Hopper."""
+
+FASTER: Final = {
+    "eight_bit_product": "eight_bits",
+    "block_product": "blocks",
+    "block_weight_product": "block_weights",
+}
 """Names of launches that are faster, and of the rate of ``Rates`` by which they are."""
 
 
@@ -70,6 +79,7 @@ class Rates:
         tile_fill: see ``TILE_FILL``.
         eight_bits: see ``EIGHT_BITS``; 1 if the GPU does not multiply numbers of 8 bits.
         blocks: see ``BLOCKS``; 1 if cuBLAS has no such product for the GPU.
+        block_weights: see ``BLOCK_WEIGHTS``; likewise.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below 0.
@@ -86,6 +96,7 @@ class Rates:
     tile_fill: float = TILE_FILL
     eight_bits: float = EIGHT_BITS
     blocks: float = BLOCKS
+    block_weights: float = BLOCK_WEIGHTS
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

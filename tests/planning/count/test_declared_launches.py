@@ -109,6 +109,16 @@ PRODUCTS: dict[str, tuple[Callable[[], object], Product]] = {
         ),
         Product(ROWS // GROUPS, OUTPUTS, INPUTS, GROUPS),
     ),
+    "a weight in blocks by cuBLAS": (
+        lambda: block_products.block_weight_product(
+            worth(OUTPUTS, INPUTS),
+            eight(OUTPUTS, ROWS),
+            worth(1, OUTPUTS),
+            eight(INPUTS, ROWS),
+            worth(1, INPUTS),
+        ),
+        Product(OUTPUTS, INPUTS, ROWS),
+    ),
     "weights in blocks of groups": (
         lambda: block_products.add_grouped_block_weight_product_(
             worth(GROUPS, OUTPUTS, INPUTS),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.kernels.counted import counted_kernels
+from megatron.kernels.counted import AMPERE, CountedGpu, counted_kernels
 from megatron.kernels.scores import Scores
 from megatron.planning.count.recorder import Recorder
 from megatron.simulator.costs.count import Launch, Product
@@ -109,6 +109,55 @@ def test_causal_attention_does_half_of_the_flops_that_count() -> None:
     assert forward.bytes == 4 * size + statistics + seeds
     assert (backward.flops, backward.executed) == (4 * one, 5 * one // 2)
     assert backward.bytes == (5 + 3) * size + statistics + seeds
+
+
+@pytest.mark.parametrize("gpu", [AMPERE, CountedGpu(has_cudnn_attention=True)], ids=["A", "H"])
+def test_slices_of_attention_count_what_the_whole_does(gpu: CountedGpu) -> None:
+    """However a GPU computes them: at once, or in two parts of the keys."""
+    heads, tokens, channels = 2, 24, 16
+    q, k, v = (made(1, heads, tokens, channels).requires_grad_() for _ in range(3))
+    kernels, one = counted_kernels(BF16, gpu), 2 * heads * tokens * tokens * channels
+    found = []
+    for first in range(0, tokens, 8):
+        end = first + 8
+        own = q[:, :, first:end], k[:, :, :end], v[:, :, :end]
+
+        def both(own: tuple[Tensor, Tensor, Tensor] = own) -> None:
+            out = kernels.causal_attention(*own, dropout=0.0)
+            out.backward(made(*out.shape))
+
+        found += [each for each in launched(both) if each.flops]
+    assert sum(each.flops for each in found) == (2 + 4) * one
+    assert sum(each.executed for each in found) == (2 + 5) * one // 2
+
+
+def test_two_parts_of_attention_move_what_a_hand_counts() -> None:
+    """Queries of the last 8 of 24 positions, on a GPU on which cuDNN's attention is the fastest."""
+    heads, queries, earlier, channels = 2, 8, 16, 16
+    own, before = (heads * length * channels * 2 for length in (queries, earlier))
+    sums = heads * queries * 4
+    q, k, v = (
+        made(1, length, heads, channels).transpose(1, 2).requires_grad_()
+        for length in (queries, queries + earlier, queries + earlier)
+    )
+    kernels = counted_kernels(BF16, CountedGpu(has_cudnn_attention=True))
+    out = kernels.causal_attention(q, k, v, dropout=0.0)
+    forward = launched(lambda: kernels.causal_attention(q, k, v, dropout=0.0))
+    grad = made(1, queries, heads, channels).transpose(1, 2)
+    backward = launched(lambda: torch.autograd.grad(out, (q, k, v), grad))
+    # Seeds of no dropout are read and written, too: two numbers of 8 bytes.
+    assert [(each.name, each.bytes) for each in forward] == [
+        ("_scaled_dot_product_cudnn_attention", 4 * own + sums + 16),
+        ("_scaled_dot_product_cudnn_attention", 2 * own + 2 * before + sums + 16),
+        ("join_parts_", 3 * own + 3 * sums),
+    ]
+    assert [(each.name, each.bytes) for each in backward] == [
+        ("_scaled_dot_product_cudnn_attention_backward", 8 * own + sums + 16),
+        ("_scaled_dot_product_cudnn_attention_backward", 4 * own + 4 * before + sums + 16),
+        ("add_", 3 * own),
+        ("cat", 2 * (own + before)),
+        ("cat", 2 * (own + before)),
+    ]
 
 
 @pytest.mark.parametrize(("window", "seen"), [(None, None), (2, 1 + 2 + 6 * 3)])

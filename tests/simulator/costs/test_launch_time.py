@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from megatron.simulator.costs.count import Launch, Product
 from megatron.simulator.costs.gpus import GPUS
-from megatron.simulator.costs.launch_time import BLOCKS, EIGHT_BITS, Rates, product_speed
+from megatron.simulator.costs.launch_time import (
+    BLOCK_WEIGHTS,
+    BLOCKS,
+    EIGHT_BITS,
+    FASTER,
+    Rates,
+    product_speed,
+)
 
 RATES = GPUS["A100"].rates
 SIZES = st.integers(1, 20_000)
@@ -65,10 +72,11 @@ def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
     wide, rates = launch(8192, 16384, 4096), GPUS["H100"].rates
     seconds = {
         name: rates.seconds(wide._replace(name=name)) - rates.gap
-        for name in ("mm", "eight_bit_product", "block_product", "grouped_block_product")
+        for name in ("mm", *FASTER, "grouped_block_product")
     }
     assert seconds["mm"] == pytest.approx(EIGHT_BITS * seconds["eight_bit_product"])
     assert seconds["mm"] == pytest.approx(BLOCKS * seconds["block_product"])
+    assert seconds["mm"] == pytest.approx(BLOCK_WEIGHTS * seconds["block_weight_product"])
     assert seconds["mm"] == seconds["grouped_block_product"]
     thin = wide._replace(name="eight_bit_product", bytes=10**12)
     assert rates.seconds(thin) == pytest.approx(rates.traffic(10**12) + rates.gap)
@@ -78,7 +86,7 @@ def test_a_gpu_without_8_bits_is_no_faster_by_them() -> None:
     wide = launch(8192, 16384, 4096)
     for name in ("A100", "A100-40GB"):
         rates = GPUS[name].rates
-        for product in ("eight_bit_product", "block_product"):
+        for product in FASTER:
             assert rates.seconds(wide._replace(name=product)) == rates.seconds(wide)
     assert GPUS["B200"].rates.blocks == 1.0, "cuBLAS has no scales of blocks in fp32 for it"
 

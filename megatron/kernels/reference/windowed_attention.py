@@ -1,4 +1,8 @@
-"""Attention with sinks by PyTorch's flash attention, which knows no sinks; see ``kernels.sinks``.
+"""Attention in windows and with sinks by PyTorch's flash attention.
+
+``scaled_dot_product_attention`` has no windows, but the operators below it do. They know no sinks,
+which come after them (``kernels.sinks``). The last query is at the last key, if there are fewer
+queries than keys.
 
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
@@ -17,18 +21,18 @@ from megatron.kernels.sinks import sinks_gradient, with_sinks
 _aten = torch.ops.aten
 
 
-def can_sink(
+def can_window(
     q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
 ) -> bool:
     """Whether the GPU has the kernel, and the kernel computes this attention."""
     return (
         q_basd.is_cuda
-        and knows_sinks(q_basd, k_bgsd, scores, dropout, documents)
+        and knows_window(q_basd, k_bgsd, scores, dropout, documents)
         and torch.cuda.get_device_capability(q_basd.device) >= LEAST_CAPABILITY
     )
 
 
-def knows_sinks(
+def knows_window(
     q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
 ) -> bool:
     """Whether the kernel, if it is here, computes this attention: scale, window and documents."""
@@ -36,11 +40,11 @@ def knows_sinks(
     return fits and knows_packed(q_basd, scores, dropout)
 
 
-def sink_attention(
+def windowed_attention(
     q_basd: Tensor,
     k_bgsd: Tensor,
     v_bgsd: Tensor,
-    sinks_a: Tensor,
+    sinks_a: Tensor | None,
     scores: Scores,
     documents: Documents | None,
 ) -> Tensor:
@@ -54,10 +58,10 @@ def sink_attention(
     bounds: _Bounds
     if documents is None:
         bounds = None, None, q_basd.shape[2], k_bgsd.shape[2]
-        return apply(_SinkAttention, *heads, sinks_a, bounds, options).transpose(1, 2)
+        return apply(_WindowedAttention, *heads, sinks_a, bounds, options).transpose(1, 2)
     packed = [t.flatten(0, 1) for t in heads]
     bounds = documents.bounds_k, documents.bounds_k, documents.longest, documents.longest
-    out_nad = apply(_SinkAttention, *packed, sinks_a, bounds, options)
+    out_nad = apply(_WindowedAttention, *packed, sinks_a, bounds, options)
     out_bsad: Tensor = out_nad.unflatten(0, (len(q_basd), -1))
     return out_bsad.transpose(1, 2)
 
@@ -66,7 +70,7 @@ _Bounds: TypeAlias = tuple[Tensor | None, Tensor | None, int, int]
 """Where documents begin, for queries and for keys, and the longest of each."""
 
 
-class _SinkAttention(torch.autograd.Function):
+class _WindowedAttention(torch.autograd.Function):
     """Attention of heads [b, s, a, d], or of packed documents [n, a, d]."""
 
     @staticmethod
@@ -75,19 +79,21 @@ class _SinkAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sinks_a: Tensor,
+        sinks_a: Tensor | None,
         bounds: "_Bounds",
         options: dict[str, Any],
     ) -> Tensor:
         out, lse, seed, offset, _ = _aten._flash_attention_forward(
             q, k, v, *bounds, 0.0, True, False, **options
         )
-        by_head, lse = with_sinks(out.transpose(-3, -2), lse, sinks_a)
-        out = by_head.transpose(-3, -2)
+        if sinks_a is not None:
+            by_head, lse = with_sinks(out.transpose(-3, -2), lse, sinks_a)
+            out = by_head.transpose(-3, -2)
         # Without dropout nothing reads seed and offset.
         ctx.save_for_backward(q, k, v, out, lse, sinks_a, seed, offset)
         ctx.bounds, ctx.options = bounds, options
-        return out
+        made: Tensor = out
+        return made
 
     @staticmethod
     @once_differentiable
@@ -97,5 +103,8 @@ class _SinkAttention(torch.autograd.Function):
         gradients = _aten._flash_attention_backward(
             grad, q, k, v, out, lse, *ctx.bounds, 0.0, True, *dropout_state, **ctx.options
         )
-        grad, out = grad.transpose(-3, -2), out.transpose(-3, -2)
-        return *gradients, sinks_gradient(grad, out, lse, sinks_a), None, None
+        sinks_grad_a = None
+        if sinks_a is not None:
+            by_head = grad.transpose(-3, -2), out.transpose(-3, -2)
+            sinks_grad_a = sinks_gradient(*by_head, lse, sinks_a)
+        return *gradients, sinks_grad_a, None, None

@@ -1,4 +1,4 @@
-"""Attention with sinks by a flash attention without: PyTorch's kernel for CPUs stands in.
+"""Attention in windows and with sinks by PyTorch's flash attention: its kernel for CPUs stands in.
 
 It forms the probabilities of the backward from the log-sum-exp that it is given, as CUDA's does,
 but has no windows and no documents: a mask and the formula take their place.
@@ -14,8 +14,12 @@ from kernels.test_packed_attention import OnCuda
 from torch import Tensor
 
 from megatron.kernels.documents import Documents
-from megatron.kernels.reference import sink_attention as sinking
-from megatron.kernels.reference.sink_attention import can_sink, knows_sinks, sink_attention
+from megatron.kernels.reference import windowed_attention as windowed
+from megatron.kernels.reference.windowed_attention import (
+    can_window,
+    knows_window,
+    windowed_attention,
+)
 from megatron.kernels.scores import PLAIN, Scores
 
 SEQ = 7
@@ -110,25 +114,28 @@ def flash_backward(
 
 @pytest.mark.parametrize(("queries", "apart"), [(SEQ, False), (3, False), (SEQ, True)])
 @pytest.mark.parametrize("scores", [PLAIN, Scores(scale=0.3, window=2)], ids=str)
-def test_output_and_gradients_are_those_of_one_more_column(
-    scores: Scores, apart: bool, queries: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sunk", [True, False], ids=["sinks", "no sinks"])
+def test_output_and_gradients_are_those_of_the_formula(
+    sunk: bool, scores: Scores, apart: bool, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A sink is one more column of scores."""
     kernel = SimpleNamespace(
         _flash_attention_forward=flash_forward, _flash_attention_backward=flash_backward
     )
-    monkeypatch.setattr(sinking, "_aten", kernel)
+    monkeypatch.setattr(windowed, "_aten", kernel)
     inputs = [torch.randn(3, heads, SEQ, 8).double().requires_grad_() for heads in (4, 2, 2)]
-    sinks = torch.randn(4).double().requires_grad_()
+    sinks = torch.randn(4).double().requires_grad_() if sunk else None
+    given = inputs if sinks is None else [*inputs, sinks]
     starts = STARTS if apart else ([0], [0], [0])
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t) if apart else None
     q, k, v = inputs
-    own = sink_attention(q[:, :, -queries:], k, v, sinks, scores, documents)
+    own = windowed_attention(q[:, :, -queries:], k, v, sinks, scores, documents)
     want = explicit_documents(q, k, v, starts=starts, scores=scores, sinks=sinks)[:, :, -queries:]
     torch.testing.assert_close(own, want)
     grad = torch.randn_like(want)
     for one, other in zip(
-        torch.autograd.grad(own, (*inputs, sinks), grad),
-        torch.autograd.grad(want, (*inputs, sinks), grad),
+        torch.autograd.grad(own, given, grad),
+        torch.autograd.grad(want, given, grad),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
@@ -137,11 +144,11 @@ def test_output_and_gradients_are_those_of_one_more_column(
 def test_what_the_kernel_does_not_compute() -> None:
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
     heads = torch.zeros(3, 4, SEQ, 8, dtype=torch.bfloat16)
-    assert knows_sinks(heads, heads, Scores(window=3), 0.0, documents)
-    assert not knows_sinks(heads[:, :, 2:], heads, PLAIN, 0.0, documents)
-    assert not knows_sinks(heads, heads, Scores(softcap=2.0), 0.0, None)
-    assert not knows_sinks(heads, heads, PLAIN, 0.1, None)
-    assert not can_sink(heads, heads, PLAIN, 0.0, None), "a CPU"
+    assert knows_window(heads, heads, Scores(window=3), 0.0, documents)
+    assert not knows_window(heads[:, :, 2:], heads, PLAIN, 0.0, documents)
+    assert not knows_window(heads, heads, Scores(softcap=2.0), 0.0, None)
+    assert not knows_window(heads, heads, PLAIN, 0.1, None)
+    assert not can_window(heads, heads, PLAIN, 0.0, None), "a CPU"
 
 
 @pytest.mark.parametrize(("capability", "takes"), [((8, 0), True), ((7, 5), False)])
@@ -150,4 +157,4 @@ def test_only_gpus_with_flash_attention_take_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     heads: Tensor = OnCuda()  # type: ignore[assignment] # as much of a tensor as is asked
-    assert can_sink(heads, heads, PLAIN, 0.0, None) == takes
+    assert can_window(heads, heads, PLAIN, 0.0, None) == takes
