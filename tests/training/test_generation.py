@@ -8,8 +8,9 @@ import io
 import json
 from contextlib import redirect_stdout
 from dataclasses import replace
+from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from correctness.rank_runs import ListLoader, connected
@@ -156,3 +157,89 @@ def test_texts_are_those_of_the_checkpoint(
     assert list(found) == [3]
     assert found[3] == from_checkpoint(tmp_path, Sampling())
     assert len({tuple(answer) for answer in found[3]}) > 2, "the prompts matter"
+
+
+DRAWN = [Sampling(1.3, seed=1234), Sampling(0.9, top_k=6, seed=1234), Sampling(2.0, 0, 0.7, 1234)]
+
+
+@pytest.mark.parametrize(
+    "how", [DRAWN[0], *map(full, DRAWN[1:])], ids=["all", "top-k", "top-p"]
+)
+def test_drawn_texts_are_those_of_the_checkpoint(
+    how: Sampling, ranks: RankPool, tmp_path: Path
+) -> None:
+    job, layout = job_of(LLAMA), Layout(2, "vocab-1", tensor=2)
+    drawn = {
+        "generate_temperature": how.temperature,
+        "generate_top_k": how.top_k,
+        "generate_top_p": how.top_p,
+    }
+    config = config_of(job, layout, tmp_path, interval=3, **drawn)
+    ranks.run(run_on_rank, layout.world_size, job=job, config=config)
+    assert written(tmp_path)[3] == from_checkpoint(tmp_path, how)
+    assert written(tmp_path)[3] != from_checkpoint(tmp_path, Sampling())
+
+
+DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=2, fp8_amax_compute_algo="max")
+BIASED = replace(
+    DEEPSEEK, num_experts=4, moe_router_topk=2, moe_router_group_topk=1, moe_router_num_groups=2,
+    mtp_num_layers=1, moe_expert_capacity_factor=1.25,
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A run that is trained with and without texts."""
+
+    layout: Layout
+    options: GPTOptions
+    dropout: float = 0.0
+    post_validation: bool = False
+    eight_bits: EightBitSettings | None = None
+
+
+CASES = {
+    "dropout": Case(Layout(2, "vocab-2", "zb-v"), GPT, dropout=0.2),
+    "8 bits": Case(
+        Layout(1, "vocab-2", replicas=2, sharded=True, overlap=True),
+        replace(LLAMA, hidden_size=32, ffn_hidden_size=32, kv_channels=8),
+        eight_bits=DELAYED,
+    ),
+    "experts": Case(Layout(1, "none", replicas=2, experts=2, dispatcher="alltoall"), BIASED),
+    "post-validation": Case(Layout(2, "vocab-1"), GPT, post_validation=True),
+    "slices": Case(Layout(2, "none", slices=2, offloaded=1), LLAMA),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_training_does_not_notice(case: Case, ranks: RankPool, tmp_path: Path) -> None:
+    """Losses, gradient norms and the weights at the end are the same to the last bit."""
+    job = job_of(case.options, dropout=case.dropout)
+    seen = []
+    for interval in (None, 1):
+        folder = tmp_path / str(interval)
+        folder.mkdir()
+        config = config_of(job, case.layout, folder, interval=interval)
+        config = replace(
+            config,
+            train=replace(config.train, eight_bits=case.eight_bits),
+            optimizer=replace(config.optimizer, post_validation=case.post_validation),
+        )
+        said = ranks.run(run_on_rank, case.layout.world_size, job=job, config=config)[0]
+        assert len(written(folder)) == (3 if interval else 0)
+        assert said.count(" text 1 at iteration ") == (3 if interval else 0)
+        records = map(json.loads, (folder / "run.jsonl").read_text().splitlines())
+        trained = [
+            (own["lm_loss"], own["grad_norm"], own["mtp_losses"], own["layers"])
+            for own in records
+            if own["event"] == "iterations"
+        ]
+        assert len(trained) == 3
+        seen.append((trained, digests(folder / "iter_0000003")))
+    assert seen[0] == seen[1]
+
+
+def digests(where: Path) -> dict[str, str]:
+    """A digest of every file of a checkpoint with numbers: weights, moments, biases and scales."""
+    found = {own.name: sha1(own.read_bytes()).hexdigest() for own in where.glob("*.distcp")}
+    assert found
+    return found
