@@ -12,7 +12,7 @@ from megatron.flags.rules import refuses
 from megatron.model.settings import ShapeSettings
 
 _ON: Final = "--generate-interval"
-_DRAWS: Final = f"{_ON} and --generate-temperature"
+_DRAWS: Final = "--generate-temperature"
 
 
 @dataclass(frozen=True)
