@@ -49,17 +49,13 @@ class Generation:
     def is_due(self, iteration: int) -> bool:
         """Whether there are texts after ``iteration``, counted from 0."""
         interval = self.config.generate_interval
-        return (
-            interval is not None and self.prompts is not None and (iteration + 1) % interval == 0
-        )
+        return interval is not None and self.prompts is not None and (iteration + 1) % interval == 0
 
     def after(self, iteration: int, consumed_samples: int) -> None:
         """Write texts after ``iteration``, counted from 0; its step must be final."""
         assert self.prompts is not None, "texts go on from prompts"
         own, started = self.config, time.perf_counter()
-        how = Sampling(
-            own.generate_temperature, own.generate_top_k, own.generate_top_p, self.seed
-        )
+        how = Sampling(own.generate_temperature, own.generate_top_k, own.generate_top_p, self.seed)
         with self.meter.paused():
             found = continued(
                 self.state,
@@ -143,7 +139,7 @@ def _steps(
         if step + 1 == most_tokens or not any(running):
             return
         last_b[: len(prompts)] += 1
-        tokens_bs[range(len(prompts)), last_b[: len(prompts)]] = chosen_b.cpu()
+        tokens_bs[torch.arange(len(prompts)), last_b[: len(prompts)]] = chosen_b.cpu()
 
 
 def _chosen(

@@ -81,7 +81,9 @@ def test_seed_and_step_change_what_is_drawn() -> None:
 def test_the_noise_of_a_row_is_that_of_its_prompt() -> None:
     logits_bv, how = logits(3000).expand(9, -1), Sampling(1.0)
     together = choose_tokens(logits_bv, 0, of_one_rank, how, 2, 5).tolist()
-    apart = [choose_tokens(logits_bv[:1], 0, of_one_rank, how, 2, 5 + row).tolist() for row in range(9)]
+    apart = [
+        choose_tokens(logits_bv[:1], 0, of_one_rank, how, 2, 5 + row).tolist() for row in range(9)
+    ]
     assert [[token] for token in together] == apart
     assert len(set(together)) > 5
 

@@ -162,9 +162,7 @@ def test_texts_are_those_of_the_checkpoint(
 DRAWN = [Sampling(1.3, seed=1234), Sampling(0.9, top_k=6, seed=1234), Sampling(2.0, 0, 0.7, 1234)]
 
 
-@pytest.mark.parametrize(
-    "how", [DRAWN[0], *map(full, DRAWN[1:])], ids=["all", "top-k", "top-p"]
-)
+@pytest.mark.parametrize("how", [DRAWN[0], *map(full, DRAWN[1:])], ids=["all", "top-k", "top-p"])
 def test_drawn_texts_are_those_of_the_checkpoint(
     how: Sampling, ranks: RankPool, tmp_path: Path
 ) -> None:

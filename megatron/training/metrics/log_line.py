@@ -135,7 +135,7 @@ def evaluation_lines(values: Evaluation) -> str:
 
 
 def generation_lines(values: Generated) -> Iterator[str]:
-    """Yield a line for every text; ends of lines in prompt and text are shown as ``\\n``."""
+    r"""Yield a line for every text; the ends of its lines are shown as ``\n``."""
     for number, own in enumerate(values.texts, 1):
         prompt, text = (
             readable(json.dumps(part, ensure_ascii=False)) for part in (own.prompt, own.text)
