@@ -15,6 +15,14 @@ _ON: Final = "--generate-interval"
 _DRAWS: Final = "--generate-temperature"
 
 
+def _prompt(text: str) -> str:
+    if not text.strip():
+        raise ValueError("an empty prompt; without a prompt a text begins as a new document does")
+    if text.startswith("-"):
+        raise ValueError("no prompt begins with '-'; put it into --generate-prompts-file")
+    return text
+
+
 @dataclass(frozen=True)
 class GenerateSettings:
     """Text that the model writes during training."""
@@ -26,7 +34,7 @@ class GenerateSettings:
         idle_with="--skip-train")
     generate_prompt: tuple[str, ...] = flag((),
         "Prompts, each in quotes, from which texts go on; without a tokenizer, token ids with "
-        "blanks between them.", unset="the end of a document", metavar="TEXT ...", reads=str,
+        "blanks between them.", unset="the end of a document", metavar="TEXT ...", reads=_prompt,
         idle_without=_ON)
     generate_prompts_file: Path | None = flag(None, "File with a further prompt in every line.",
         unset="none", idle_without=_ON)

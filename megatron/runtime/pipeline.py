@@ -338,7 +338,7 @@ class PipelineRank:
         communicator = Communicator(groups, plan, passes, self._lane, tensors)
         executor = Executor(passes, communicator, position=self.position, turns=groups.turns)
         program = lower(evaluation_plan(plan), self.costs)
-        return TokenRows(passes, executor, program, groups, slices, length)
+        return TokenRows(passes, executor, program, groups, slices, samples, length)
 
     def first_not_finite(self, batch: Sequence[DeviceMicrobatch]) -> tuple[int, int, str] | None:
         """Repeat the forward to find where infinity or NaN appears first.

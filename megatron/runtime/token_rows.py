@@ -58,6 +58,7 @@ class TokenRows:
         program: an evaluation of one microbatch.
         groups: the axes and their process groups.
         slices: of every row; empty: rows are whole.
+        samples: rows at a time, b.
         length: tokens of a row, s.
     """
 
@@ -66,6 +67,7 @@ class TokenRows:
     program: Program
     groups: Groups
     slices: Sequence[SequenceSlice]
+    samples: int
     length: int
 
     @torch.no_grad()
@@ -80,7 +82,7 @@ class TokenRows:
             The input of the output layer at these tokens, [b, h], the same on every rank that has a
             part of the output layer; ``None`` on other ranks.
         """
-        assert tokens_bs.shape[1] == self.length, f"rows have {self.length} tokens"
+        assert tokens_bs.shape == (self.samples, self.length), tokens_bs.shape
         # Targets are not needed here, so they tell the tokens apart, in whatever order a rank has
         # its own. To the output layer most of them are targets of other shards.
         marks_bs = torch.arange(tokens_bs.numel()).view_as(tokens_bs)

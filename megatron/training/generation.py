@@ -104,7 +104,7 @@ def continued(
     rows, found = pipeline.token_rows(at_once, length), list[list[int]]()
     for first in range(0, len(prompts), at_once):
         own = prompts[first : first + at_once]
-        steps = _steps(state, rows, (own, first), at_once, how, most_tokens, end)
+        steps = _steps(state, rows, own, first, how, most_tokens, end)
         found += answers(steps, len(own))
     return found
 
@@ -112,19 +112,18 @@ def continued(
 def _steps(
     state: TrainState,
     rows: TokenRows,
-    numbered: tuple[Sequence[Sequence[int]], int],
-    at_once: int,
+    prompts: Sequence[Sequence[int]],
+    first: int,
     how: Sampling,
     most_tokens: int,
     end: int | None,
 ) -> Iterator[list[int | None]]:
     """Yield the next token of every prompt, as ``inference.generate`` does.
 
-    ``numbered`` are the prompts, and the number of the first one among all prompts.
+    There are no more prompts than rows, and prompt number ``first`` is the first of them.
     """
-    prompts, first = numbered
-    tokens_bs = torch.zeros(at_once, rows.length, dtype=torch.int64)
-    last_b = torch.zeros(at_once, dtype=torch.int64)
+    tokens_bs = torch.zeros(rows.samples, rows.length, dtype=torch.int64)
+    last_b = torch.zeros(rows.samples, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         tokens_bs[row, : len(prompt)] = torch.tensor(prompt)
         last_b[row] = len(prompt) - 1
