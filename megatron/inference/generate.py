@@ -1,11 +1,13 @@
 """Answers to prompts, token by token."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
 from megatron.inference.model import InferenceModel, Rows
 from megatron.inference.sampling import Sampling, choose_tokens
+from megatron.parallel import collectives
 
 
 def generate(
@@ -31,17 +33,18 @@ def generate(
     Raises:
         ValueError: a prompt is empty, or has a token that is not in the vocabulary.
     """
-    _check(prompts, model.config.vocab_size, first)
+    check_prompts(prompts, model.config.vocab_size, first)
     longest = max(map(len, prompts))
     padding_b = torch.tensor([longest - len(prompt) for prompt in prompts])
     tokens_bs = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
     rows: Rows | None = None
+    gather = partial(collectives.all_gather, axis=model.column)
     new_bs, running = tokens_bs, [True] * len(prompts)
     for step in range(most_tokens):
         if rows is None or not cached:
             rows, new_bs = model.start(padding_b, longest + most_tokens), tokens_bs
         logits_bv = model.logits(model.advance(rows, new_bs)[:, -1])
-        chosen_b = choose_tokens(logits_bv, model.first_row, model.column, how, step, first).cpu()
+        chosen_b = choose_tokens(logits_bv, model.first_row, gather, how, step, first).cpu()
         yield [int(token) if on else None for token, on in zip(chosen_b, running, strict=True)]
         running = [on and int(token) != end for token, on in zip(chosen_b, running, strict=True)]
         if not any(running):
@@ -60,7 +63,14 @@ def answers(steps: Iterator[list[int | None]], count: int) -> list[list[int]]:
     return found
 
 
-def _check(prompts: Sequence[Sequence[int]], vocab_size: int, first: int) -> None:
+def check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int, first: int = 0) -> None:
+    """Check that a model with a vocabulary can go on from prompts.
+
+    ``first`` is the number of the first prompt among all prompts, counted from 0.
+
+    Raises:
+        ValueError: as in ``generate``.
+    """
     for number, prompt in enumerate(prompts, first + 1):
         if not prompt:
             raise ValueError(f"prompt {number} has no tokens: a model goes on from at least one")

@@ -138,10 +138,7 @@ class InferenceModel:
     @torch.no_grad()
     def logits(self, x_nh: Tensor) -> Tensor:
         """Return the logits of this rank's real rows [n, v], soft-capped, in fp32 or wider."""
-        wide = torch.promote_types(x_nh.dtype, torch.float32)
-        logits_nv = (x_nh @ self._output.real_weight.T).to(wide)
-        cap = self.config.vocabulary.logit_softcap
-        return cap * torch.tanh(logits_nv / cap) if cap else logits_nv
+        return self._output.logits(x_nh)
 
 
 class Rows:

@@ -11,18 +11,20 @@ Shapes: b rows, v logits of the shard, p ranks, k candidates of a rank, c = p k 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from megatron.layers.seeds import stable_seed
-from megatron.parallel import collectives
-from megatron.parallel.groups import ConnectedAxis
 
 _FIRST_CANDIDATES: Final = 64
 """Candidates of a rank in the first search for the threshold of top-p."""
+
+Gather: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns [p, ...] with a tensor of every rank, in the order of the ranks' shards."""
 
 _BLOCK: Final = 1024
 """Ids whose noise comes from one generator of random numbers."""
@@ -60,7 +62,7 @@ class Sampling:
 def choose_tokens(
     logits_bv: Tensor,
     first_row: int,
-    axis: ConnectedAxis,
+    gather: Gather,
     how: Sampling,
     step: int,
     first_prompt: int = 0,
@@ -70,24 +72,24 @@ def choose_tokens(
     Args:
         logits_bv: logits of this rank's shard, which may be empty.
         first_row: vocabulary id of the shard's first row.
-        axis: the ranks that share the vocabulary.
+        gather: gathers over the ranks that share the vocabulary.
         how: rule of the choice.
         step: number of tokens that were chosen before in each row.
         first_prompt: number of the prompt of the first row; the prompts of the rows are in order.
     """
     if how.temperature == 0:
-        return _largest(logits_bv, first_row, axis)
+        return _largest(logits_bv, first_row, gather)
     scaled_bv = logits_bv / how.temperature
-    threshold_b = _threshold(scaled_bv, axis, how)
+    threshold_b = _threshold(scaled_bv, gather, how)
     dropped_bv = scaled_bv < threshold_b[:, None]
     prompts = range(first_prompt, first_prompt + len(scaled_bv))
     noise_bv = torch.stack(
         [_gumbel(scaled_bv.shape[1], first_row, (how.seed, step, prompt)) for prompt in prompts]
     ).to(scaled_bv)
-    return _largest((scaled_bv + noise_bv).masked_fill(dropped_bv, -math.inf), first_row, axis)
+    return _largest((scaled_bv + noise_bv).masked_fill(dropped_bv, -math.inf), first_row, gather)
 
 
-def _largest(values_bv: Tensor, first_row: int, axis: ConnectedAxis) -> Tensor:
+def _largest(values_bv: Tensor, first_row: int, gather: Gather) -> Tensor:
     """Return the id of every row's largest value; among equal values, the lowest id."""
     rows = len(values_bv)
     if values_bv.shape[1]:
@@ -96,37 +98,37 @@ def _largest(values_bv: Tensor, first_row: int, axis: ConnectedAxis) -> Tensor:
         value_b, place_b = values_bv.new_full((rows,), -math.inf), values_bv.new_zeros(rows)
     # Ids travel beside the values as float64, which holds every id exactly.
     own_2b = torch.stack((value_b.double(), (place_b + first_row).double()))
-    value_pb, id_pb = collectives.all_gather(own_2b, axis).unbind(1)
+    value_pb, id_pb = gather(own_2b).unbind(1)
     return id_pb.gather(0, value_pb.argmax(0, keepdim=True))[0].long()
 
 
-def _threshold(scaled_bv: Tensor, axis: ConnectedAxis, how: Sampling) -> Tensor:
+def _threshold(scaled_bv: Tensor, gather: Gather, how: Sampling) -> Tensor:
     """Return the threshold of every row [b]: logits below it are dropped."""
     if how.top_k:
-        kept = min(how.top_k, _widest(scaled_bv, axis))
-        candidate_bc = _candidates(scaled_bv, axis, kept)[:, :kept]
+        kept = min(how.top_k, _widest(scaled_bv, gather))
+        candidate_bc = _candidates(scaled_bv, gather, kept)[:, :kept]
         if how.top_p == 1:
             return candidate_bc[:, -1]
         return _nucleus(candidate_bc, candidate_bc.logsumexp(1), how.top_p)[0]
     if how.top_p == 1:
         return scaled_bv.new_full((len(scaled_bv),), -math.inf)
-    total_pb = collectives.all_gather(scaled_bv.logsumexp(1), axis)
-    count, widest = _FIRST_CANDIDATES, _widest(scaled_bv, axis)
+    total_pb = gather(scaled_bv.logsumexp(1))
+    count, widest = _FIRST_CANDIDATES, _widest(scaled_bv, gather)
     while True:
-        candidate_bc = _candidates(scaled_bv, axis, count)[:, :count]
+        candidate_bc = _candidates(scaled_bv, gather, count)[:, :count]
         threshold_b, is_enough = _nucleus(candidate_bc, total_pb.logsumexp(0), how.top_p)
         if is_enough or count >= widest:
             return threshold_b
         count *= 4
 
 
-def _widest(scaled_bv: Tensor, axis: ConnectedAxis) -> int:
+def _widest(scaled_bv: Tensor, gather: Gather) -> int:
     """Return the number of logits of all ranks together."""
     count = torch.tensor([scaled_bv.shape[1]], device=scaled_bv.device)
-    return int(collectives.all_gather(count, axis).sum())
+    return int(gather(count).sum())
 
 
-def _candidates(scaled_bv: Tensor, axis: ConnectedAxis, count: int) -> Tensor:
+def _candidates(scaled_bv: Tensor, gather: Gather, count: int) -> Tensor:
     """Return each row's candidates of all ranks in falling order [b, c].
 
     Every rank gives its ``count`` largest values, so the first ``count`` are the row's largest.
@@ -134,7 +136,7 @@ def _candidates(scaled_bv: Tensor, axis: ConnectedAxis, count: int) -> Tensor:
     own_bk = scaled_bv.new_full((len(scaled_bv), count), -math.inf)
     found = min(count, scaled_bv.shape[1])
     own_bk[:, :found] = scaled_bv.topk(found, 1).values
-    every_pbk = collectives.all_gather(own_bk, axis)
+    every_pbk = gather(own_bk)
     return every_pbk.movedim(0, 1).flatten(1).sort(1, descending=True).values
 
 

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Final
 
 from megatron.checkpoint.saved_tokenizer import tokenizer_of
 from megatron.data.tokenizers.build import build_tokenizer
@@ -11,6 +13,8 @@ from megatron.data.tokenizers.interface import Tokenizer
 from megatron.data.tokenizers.null import NullTokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.flags.readable import readable
+
+_UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
@@ -97,5 +101,14 @@ class Words:
             raise ValueError(f"{text[:40]!r} does not hold token ids ({error})") from error
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer, without the token that ends it."""
-        return self.tokenizer.detokenize([token for token in tokens if token != self.end])
+        """Return the text of an answer, without the token that ends it.
+
+        A model may have more entries than its tokenizer. Each such entry becomes a replacement
+        character.
+        """
+        size = self.tokenizer.vocab_size
+        kept = (token for token in tokens if token != self.end)
+        return "".join(
+            self.tokenizer.detokenize(list(own)) if is_known else _UNKNOWN * len(list(own))
+            for is_known, own in groupby(kept, lambda token: token < size)
+        )

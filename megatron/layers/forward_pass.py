@@ -38,6 +38,8 @@ class ForwardPass:
         layer: index of the current layer in the whole model.
         sliced: the slice that the pass is of, and the keys of earlier ones; ``None``: the samples
             are whole.
+        is_apart: whether no token may change the result of an earlier token or of another sample.
+            Then experts are never full, and their router does not force a balance.
     """
 
     seeds: DropoutSeeds | None = None
@@ -49,6 +51,7 @@ class ForwardPass:
     losses: LayerLosses | None = None
     layer: int = -1
     sliced: SlicedPass | None = None
+    is_apart: bool = False
 
     @property
     def part(self) -> SequenceSlice | None:

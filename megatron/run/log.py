@@ -10,6 +10,7 @@ from megatron.flags.groups import Flags
 from megatron.flags.ranges import INTERVAL, NOT_NEGATIVE, Range
 from megatron.flags.rules import refuses
 from megatron.run.dry_run import DryRunSettings
+from megatron.run.generate import GenerateSettings
 from megatron.run.records import RecordSettings
 from megatron.run.train import TrainSettings, iterations
 
@@ -23,6 +24,7 @@ class LogSettings:
 
     Attributes:
         records: records in addition to the printed lines.
+        generate: text that the model writes.
     """
 
     # fmt: off
@@ -73,6 +75,7 @@ class LogSettings:
     # fmt: on
 
     records: RecordSettings = field(default_factory=RecordSettings)
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
 
     @property
     def timed_iterations(self) -> range:

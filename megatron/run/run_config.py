@@ -19,6 +19,7 @@ from megatron.run.corpora import corpora_of, sets_to_evaluate
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.eight_bits import eight_bits_of
 from megatron.run.experts import upcycling_of
+from megatron.run.generate import GenerateSettings
 from megatron.run.graphs import captures_passes, could_capture
 from megatron.run.grouped_products import grouped_package
 from megatron.run.guard import GuardSettings
@@ -117,6 +118,7 @@ def resolve(flags: Flags, notes: tuple[str, ...] = ()) -> RunConfig:
         log=replace(
             flags[LogSettings],
             records=flags[RecordSettings].beside(flags[CheckpointSettings].save, train.skip_train),
+            generate=flags[GenerateSettings],
         ),
         notes=notes,
         dry_run=flags[DryRunSettings] if flags[DryRunSettings].dry_run else None,

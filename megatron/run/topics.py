@@ -30,6 +30,7 @@ from megatron.parallel.settings import (
 )
 from megatron.run.deepspeed_file import DeepSpeedSettings
 from megatron.run.dry_run import DryRunSettings
+from megatron.run.generate import GenerateSettings
 from megatron.run.graphs import GraphSettings
 from megatron.run.guard import GuardSettings
 from megatron.run.log import LogSettings
@@ -93,6 +94,7 @@ TOPICS: Final[tuple[type | Topic, ...]] = (
     LogSettings,
     DryRunSettings,
     RecordSettings,
+    GenerateSettings,
 )
 """All flags by topic, in the order of the help."""
 

@@ -25,6 +25,7 @@ from megatron.runtime.replication import Replication
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.timeline import Recorder
+from megatron.runtime.token_rows import TokenRows, slices_of_row
 from megatron.runtime.units import UnitTensors
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import Program, lower
@@ -197,7 +198,8 @@ class PipelineRank:
             training = with_copies_at_once(training, self._installed.training)
             buffers = HostBuffers(self._groups.device, pins=False)
         host = self._host_copies(training, buffers or self._host_buffers)
-        passes = self._stage_passes(plan, None if is_first else self._make_graphs(), host)
+        graphs = None if is_first else self._make_graphs()
+        passes = self._stage_passes(plan, self._slices, graphs, host)
         executor = Executor(
             passes,
             Communicator(self._groups, plan, passes, self._lane, self._tensors),
@@ -211,7 +213,11 @@ class PipelineRank:
         return Installed(costs, training, evaluation, passes, executor, host)
 
     def _stage_passes(
-        self, plan: Plan, graphs: StageGraphs | None, host: HostCopies | None
+        self,
+        plan: Plan,
+        slices: Sequence[SequenceSlice],
+        graphs: StageGraphs | None = None,
+        host: HostCopies | None = None,
     ) -> StagePasses:
         rank, replica = self._groups.pipeline.rank, self._groups.replica
         return StagePasses(
@@ -222,7 +228,7 @@ class PipelineRank:
             self._seed,
             replica,
             graphs,
-            self._slices,
+            slices,
             host,
             self._groups.turns,
         )
@@ -314,6 +320,25 @@ class PipelineRank:
         with torch.no_grad():
             running.executor.run(running.evaluation)
         return running.passes.loss(self._groups.device)
+
+    def token_rows(self, samples: int, length: int) -> TokenRows:
+        """Return a way to run rows of tokens forward, in the stages of the installed plan.
+
+        Args:
+            samples: rows at a time, b.
+            length: tokens of a row, as ``row_length`` gives it.
+        """
+        plan, model, groups = plan_of_one(self.train_program.plan), self.model, self._groups
+        is_whole = length == model.config.seq_length
+        slices = self._slices if is_whole else slices_of_row(length, plan.slices)
+        tokens = length // (model.context.size * model.tensor.sequence_parts)
+        shape = samples, tokens, model.config.hidden_size
+        tensors = UnitTensors.of(shape, self._tensors.dtype, slices, model)
+        passes = self._stage_passes(plan, slices)
+        communicator = Communicator(groups, plan, passes, self._lane, tensors)
+        executor = Executor(passes, communicator, position=self.position, turns=groups.turns)
+        program = lower(evaluation_plan(plan), self.costs)
+        return TokenRows(passes, executor, program, groups, slices, samples, length)
 
     def first_not_finite(self, batch: Sequence[DeviceMicrobatch]) -> tuple[int, int, str] | None:
         """Repeat the forward to find where infinity or NaN appears first.

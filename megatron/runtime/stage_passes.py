@@ -103,6 +103,7 @@ class StagePasses:
         self._batch: Sequence[DeviceMicrobatch] = ()
         self._iteration = 0
         self._training = True
+        self._is_apart = False
         self._last_stage = len(plan.stages) - 1
         self._deferred: list[Callable[[], None]] = []
         self._graphs = graphs
@@ -120,6 +121,11 @@ class StagePasses:
         """As in ``VocabularyPasses``."""
         return self._vocabulary.losses
 
+    @property
+    def marked_bh(self) -> Tensor | None:
+        """As in ``VocabularyPasses``."""
+        return self._vocabulary.marked_bh
+
     def forget_layer_losses(self) -> None:
         """Forget the losses and the loads that layers have left in this iteration."""
         self._layer_losses.begin(self._batch)
@@ -131,6 +137,7 @@ class StagePasses:
         *,
         training: bool,
         predicts_ahead: bool,
+        marks_b: Tensor | None = None,
     ) -> None:
         """Start an iteration over ``batch``.
 
@@ -143,14 +150,16 @@ class StagePasses:
             training: whether gradients are formed.
             predicts_ahead: whether a model with multi-token prediction also predicts tokens after
                 the next one.
+            marks_b: as in ``VocabularyPasses``. With marks every token is computed as if the tokens
+                after it, and the other samples, were not there.
         """
         assert not len(self.store), "the store must be empty between iterations"
         defer_weight_gradients(self.model, self._defer if self.plan.split_backward else None)
         self._batch = units = units_of(batch, self._slices)
         self._iteration = iteration
-        self._training = training
+        self._training, self._is_apart = training, marks_b is not None
         self.model.begin(training=training)
-        self._vocabulary.begin(units, training, predicts_ahead)
+        self._vocabulary.begin(units, training, predicts_ahead, marks_b)
         self._layer_losses.begin(units)
         if self._graphs is not None:
             self._graphs.begin()
@@ -240,7 +249,11 @@ class StagePasses:
             part = None if sliced is None else sliced.part
             seeds = DropoutSeeds(self._seed, self._iteration, number, part=part)
         return ForwardPass(
-            seeds, documents=own.documents, positions_bs=own.positions_bs, sliced=sliced
+            seeds,
+            documents=own.documents,
+            positions_bs=own.positions_bs,
+            sliced=sliced,
+            is_apart=self._is_apart,
         )
 
     def _sliced(self, item: Pass) -> SlicedPass | None:

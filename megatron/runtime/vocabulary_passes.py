@@ -46,6 +46,8 @@ class VocabularyPasses:
         losses: for every unit of this iteration, its weighted loss and the loss of every
             depth, [1 + D]; only on one rank of the last stage.
         depths: D, the number of further tokens that every token predicts in this iteration.
+        marked_bh: input of the output layer at the marked tokens of this iteration; ``None``: no
+            token is marked, or the rank has no part of the output layer.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class VocabularyPasses:
     ) -> None:
         self.losses: dict[int, Tensor] = {}
         self.depths = 0
+        self.marked_bh: Tensor | None = None
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "S": self.output_s,
             "E": self.output_e,
@@ -74,6 +77,7 @@ class VocabularyPasses:
         self._tells_losses = plan.stages[-1][0] == rank and model.tensor.rank == 0
         self._batch: Sequence[DeviceMicrobatch] = ()
         self._training = True
+        self._marks_b: Tensor | None = None
 
     @property
     def _input_layer(self) -> InputLayer:
@@ -91,7 +95,11 @@ class VocabularyPasses:
         return self._model.ahead_layer
 
     def begin(
-        self, batch: Sequence[DeviceMicrobatch], training: bool, predicts_ahead: bool
+        self,
+        batch: Sequence[DeviceMicrobatch],
+        training: bool,
+        predicts_ahead: bool,
+        marks_b: Tensor | None = None,
     ) -> None:
         """Start an iteration over ``batch``.
 
@@ -99,6 +107,7 @@ class VocabularyPasses:
             batch: its units.
             training: whether gradients are formed.
             predicts_ahead: whether a model with multi-token prediction predicts further tokens.
+            marks_b: different targets, whose tokens are marked (``marked_bh``). ``None``: none is.
         """
         model, parts = self._model, self._model.tensor.sequence_parts
         self.depths = depths = model.mtp_num_layers if predicts_ahead else 0
@@ -111,6 +120,7 @@ class VocabularyPasses:
         ]
         self._training = training
         self.losses = {}
+        self._marks_b, self.marked_bh = marks_b, None
 
     def embed_whole(self, i: int) -> Tensor:
         """Return the embeddings [b, u, h] of this rank's tokens if the vocabulary is not split."""
@@ -159,6 +169,8 @@ class VocabularyPasses:
         layer = self._output_layer
         x_nh = self._store.take("x", i)
         targets_n = self._batch[i].targets_n
+        if self._marks_b is not None:
+            self._keep_marked(x_nh, targets_n, self._marks_b)
         if self._treatment.maximum_first:
             self._store.put("state", i, layer.naive_s(x_nh, targets_n))
             return
@@ -170,6 +182,13 @@ class VocabularyPasses:
         # Row 0, the maximum, is left out: it is -inf on a shard of padding only.
         self._non_finite.check(i, self._stages, "the output layer", *state.statistics_4n[1:])
         self._store.put("state", i, state)
+
+    def _keep_marked(self, x_nh: Tensor, targets_n: Tensor, marks_b: Tensor) -> None:
+        """Add the rows of marked tokens to ``marked_bh``; a token of another unit has zeros."""
+        is_marked_bn = marks_b[:, None] == targets_n
+        is_here_b1 = is_marked_bn.any(1, keepdim=True)
+        rows_bh = torch.where(is_here_b1, x_nh[is_marked_bn.int().argmax(1)], x_nh.new_zeros(()))
+        self.marked_bh = rows_bh if self.marked_bh is None else self.marked_bh + rows_bh
 
     def output_e(self, item: Pass) -> None:
         """E: exponentials and their sums, once the maximum over all ranks is known."""

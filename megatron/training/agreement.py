@@ -45,8 +45,10 @@ _SAME_PLAN = (
     "--schedule-file FILE"
 )
 _SAME_DATA = "give every rank the same files of --data-path"
+_SAME_PROMPTS = "give every rank the same file of --generate-prompts-file"
 _WHICH_FILES = "which files?"
 _GPU = "GPU that draws initial weights"
+_PROMPTS = "prompts"
 
 
 def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
@@ -76,8 +78,8 @@ def run_digests(config: RunConfig, run_plan: RunPlan) -> dict[str, str]:
 def data_digests(train: TrainSettings, data: Data) -> dict[str, str]:
     """Return the digests of the data.
 
-    The first training batch is hashed, as many samples at the end of the training data, and the
-    first batch of every set that is evaluated.
+    The first training batch is hashed, as many samples at the end of the training data, the first
+    batch of every set that is evaluated, and the prompts of texts.
 
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
@@ -90,6 +92,8 @@ def data_digests(train: TrainSettings, data: Data) -> dict[str, str]:
         found[f"{name} data"] = _batches(loader, (0,))
     if data.test is not None:
         found["test data"] = _batches(data.test, (0,))
+    if data.prompts is not None:
+        found[_PROMPTS] = _digest([repr(data.prompts.tokens).encode()])
     return found
 
 
@@ -169,6 +173,8 @@ def _way_out(name: str) -> str:
     """Return the way out of the first difference, which may be the cause of all others."""
     if name == _GPU:
         return _UNLIKE_GPUS
+    if name == _PROMPTS:
+        return _SAME_PROMPTS
     if is_version(name):
         return _SAME_PACKAGES
     if name == SOURCES:

@@ -19,6 +19,7 @@ from megatron.runtime.position import END_OF_SAVE
 from megatron.training.end_of_run import last_screen
 from megatron.training.evaluations import Evaluations
 from megatron.training.exit_signals import ExitSignals
+from megatron.training.generation import Generation
 from megatron.training.growing_batches import GrowingBatches
 from megatron.training.guard.collector import Collector
 from megatron.training.guard.copies import Copies
@@ -147,6 +148,15 @@ class _Loop:
         self._evaluations = Evaluations(
             config.train, state, data, self.meter, self.log, config.data.full_validation
         )
+        self._generation = Generation(
+            config.log.generate,
+            data.prompts,
+            config.train.seed,
+            state,
+            config.train.micro_batch_size,
+            self.meter,
+            self.log,
+        )
         self._last_passes = LastPasses(state, config.parallel.placement.machines)
         self._observation = Observation(
             config.log,
@@ -175,7 +185,7 @@ class _Loop:
                     break
 
     def run(self, iteration: int) -> None:
-        """Train an iteration; observe, evaluate and save if it is time to."""
+        """Train an iteration; observe, evaluate, write text and save if it is time to."""
         config = self._config
         self._position.enter(f"iteration {iteration + 1}")
         if self._data_watch.is_due(self._data.train.consumed_samples):
@@ -198,6 +208,10 @@ class _Loop:
             phase = f"evaluation at iteration {iteration + 1}"
             with self._batches.largest(), self._position.within(phase), self.collector.evaluating():
                 self._evaluations.between(iteration)
+        if self._generation.is_due(iteration):
+            self._report(self._step.settle())
+            with self._position.within(f"text at iteration {iteration + 1}"):
+                self._generation.after(iteration, self._data.train.consumed_samples)
         if self._copies.is_due(iteration):
             self._check_copies(iteration)
         if _is_due(iteration, config.checkpoint.save_interval):

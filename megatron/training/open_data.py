@@ -15,6 +15,7 @@ from megatron.parallel.grid import Coordinates
 from megatron.parallel.launchers import local_rank
 from megatron.run.train import TrainSettings
 from megatron.schedules.counted import counted
+from megatron.training.open_prompts import Prompts
 
 _ALONE: Final = Coordinates(tensor=0, data=0, pipeline=0)
 
@@ -31,6 +32,7 @@ class Data:
         test: microbatches of the evaluation of the test set at the end; ``None`` if there is none.
         corpora: the files of all corpora, and how they are when the run begins.
         notes: lines about sets or samples that are left out, and about names of validation sets.
+        prompts: from which texts go on that the model writes; ``None``: it writes none.
     """
 
     train: MicrobatchLoader
@@ -38,6 +40,7 @@ class Data:
     test: MicrobatchLoader | None = None
     corpora: CorpusWatch = field(default_factory=CorpusWatch)
     notes: tuple[str, ...] = ()
+    prompts: Prompts | None = None
 
 
 def open_data(

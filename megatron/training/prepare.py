@@ -35,6 +35,7 @@ from megatron.training.connect import connect
 from megatron.training.failure import form_of_report
 from megatron.training.open_checkpoints import import_checkpoints
 from megatron.training.open_data import Data, open_data
+from megatron.training.open_prompts import open_prompts
 from megatron.training.out_of_memory import record_memory
 from megatron.training.outputs import check_outputs
 from megatron.training.own_code import code_digests
@@ -95,7 +96,7 @@ def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
     if not config.data.mock_data and (report := form_of_report()) is not None:
         load_index_builder().report_bus_errors(*report)
     place = grid.coordinates(rank)
-    return open_data(
+    data = open_data(
         config.data,
         config.train,
         config.model.vocab_size,
@@ -103,6 +104,7 @@ def _opened(config: RunConfig, grid: Grid, rank: int) -> Data:
         kept_tokens(config, place.context),
         config.model.further.mtp_num_layers,
     )
+    return replace(data, prompts=open_prompts(config))
 
 
 def _with_advice(prepared: Prepared, rank: int) -> Prepared:

@@ -124,11 +124,14 @@ def test_job_trains_evaluates_and_leaves_its_files(corpus: Path, tmp_path: Path)
     flags = (
         "--train-iters 30 --lr 1e-2 --lr-warmup-iters 2 --eval-interval 15 --eval-iters 1 "
         f"--record-timeline {timeline} --profile --profile-step-start 3 --profile-step-end 5 "
-        f"--profile-dir {traces} --split 9,1,0"
+        f"--profile-dir {traces} --split 9,1,0 "
+        "--generate-interval 15 --generate-prompt 5 62 --generate-max-new-tokens 6"
     )
     with started(corpus, flags) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
+    written = re.findall(r'^ text (\d) at iteration (\d+) \| "(\d+)" \| "[\d ]*" \|$', output, re.M)
+    assert written == [("1", "15", "5"), ("2", "15", "62"), ("1", "30", "5"), ("2", "30", "62")]
     lines = [match for line in output.splitlines() if (match := ITERATION_LINE.search(line))]
     assert [int(line["iteration"]) for line in lines] == list(range(1, 31)), output
     assert [int(line["samples"]) for line in lines] == list(range(8, 241, 8))

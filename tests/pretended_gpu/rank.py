@@ -19,6 +19,7 @@ from pretended_gpu.order import Issued, Step
 from torch import Tensor
 
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
+from megatron.inference.sampling import Sampling
 from megatron.optimizer.lr_schedule import Rates
 from megatron.parallel import turns
 from megatron.parallel.experts import ExchangingExperts, GatheringExperts
@@ -35,6 +36,7 @@ from megatron.runtime.feed import Feed
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
+from megatron.training.generation import continued
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.own_tokens import kept_tokens
@@ -65,6 +67,7 @@ class Findings:
         warm_forms: forms of programs that were used before the first iteration.
         forms: all that were used.
         workspaces: how many cuBLAS was lent: one for each thread and stream that multiplied.
+        texts: tokens that were written.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Findings:
     warm_forms: set[str] = field(default_factory=set)
     forms: set[str] = field(default_factory=set)
     workspaces: int = 0
+    texts: list[list[int]] = field(default_factory=list)
 
     @property
     def issued(self) -> list[Issued]:
@@ -95,6 +99,7 @@ def run_rank(
     observed: bool = False,
     iterations: int = 3,
     valid: bool = True,
+    writes: bool = False,
     number_of_others: float = 1.0,
 ) -> Findings:
     """Train some iterations as ``rank`` of ``config``'s job, and evaluate once.
@@ -105,6 +110,7 @@ def run_rank(
         observed: name and record the last iteration.
         iterations: of training.
         valid: whether to evaluate.
+        writes: whether to write two texts of three tokens.
         number_of_others: what other ranks send to this one's host.
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
@@ -131,6 +137,9 @@ def run_rank(
         step.settle()
         if valid:
             state.pipeline.evaluate(_batch(gpu, config, state))
+        if writes:
+            how = Sampling(0.9, top_k=5)
+            found.texts = continued(state, ((1, 2), (3,)), how, 3, None, 1)
         state.close()
     found.forms, found.workspaces = gpu.forms, len(gpu.multiplying)
     found.restored = restore.call_count

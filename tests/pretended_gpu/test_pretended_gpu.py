@@ -8,6 +8,7 @@ the memory is what a dry run says.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -20,11 +21,11 @@ from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
 from harness.precisions import precision
-from pretended_gpu.deadlock import name_of
+from pretended_gpu.deadlock import name_of, stuck
 from pretended_gpu.paper_memory import memory, paper_config
 from pretended_gpu.pool import GpuPool
 from pretended_gpu.rank import Findings, run_loop, run_rank
-from pretended_gpu.sound import assert_sound, transfers
+from pretended_gpu.sound import assert_communications_fit, assert_sound, transfers
 from reference.plain_gpt import GPTOptions
 from schedules.cases import expected_passes
 
@@ -516,6 +517,25 @@ def test_a_run_that_only_evaluates_finds_all_in_place(treatment: str, gpus: GpuP
         assert own.faults == []
         assert own.warm >= {each.group for each in own.issued if not each.on_host}
         assert own.forms == own.warm_forms != set()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(2, "vocab-2", "zb-v"), full(Layout(2, "none", tensor=2)), full(Layout(1, "none"))],
+    ids=str,
+)
+def test_texts_between_iterations_hold_up_no_rank(layout: Layout, gpus: GpuPool) -> None:
+    config = Job(GPTOptions(num_layers=4), microbatches=3).config(layout, torch.bfloat16)
+    found = gpus.map(run_writing, config, ranks=layout.world_size)
+    assert [own.faults for own in found] == [[] for _ in found]
+    assert [list(map(len, own.texts)) for own in found] == [[3, 3] for _ in found]
+    assert_communications_fit([own.issued for own in found])
+    for held_up, implicit in product((False, True), (False, True)):
+        assert stuck([own.journal for own in found], held_up, implicit) == []
+
+
+def run_writing(config: RunConfig, rank: int) -> Findings:
+    return run_rank(config, rank, writes=True)
 
 
 def run_evaluating(config: RunConfig, rank: int) -> Findings:

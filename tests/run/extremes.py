@@ -24,6 +24,7 @@ _GLU: Final = "--quick-geglu --disable-bias-linear"
 _WARM_UP: Final = "--lr-warmup-iters 3"
 _PREDICTED: Final = "--dry-run --bf16 --dry-run-replicas 2"
 _SAMPLES: Final = "--train-samples 100"
+_TEXTS: Final = "--generate-interval 5 --generate-max-new-tokens 4"
 _TRACED: Final = "--profile --train-iters 1000000000"
 
 BESIDE: Final[Mapping[str, str]] = {
@@ -37,6 +38,8 @@ BESIDE: Final[Mapping[str, str]] = {
     "--eval-iters": "--eval-interval 5",
     "--expert-": _EXPERTS,
     "--fp8": _FP8,
+    "--generate": _TEXTS,
+    "--generate-top": f"{_TEXTS} --generate-temperature 1",
     "--glu-linear-offset": _GLU,
     "--hysteresis": "--fp16",
     "--initial-loss-scale": "--fp16",

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from megatron.commands.watching.page_data import POINTS, Axis, View, page_data
 from megatron.commands.watching.record import number, record_of
 from megatron.commands.watching.records_file import RecordsFile
-from megatron.commands.watching.run import Run
+from megatron.commands.watching.run import MOST_GENERATIONS, Run
 from megatron.commands.watching.table import KEPT, MOST_COLUMNS, Table, thinned
 from tools.watch_records import (
     EVENTS,
     evaluation,
+    generation,
     interval,
     plainly_read,
     record,
@@ -141,6 +142,27 @@ def test_a_restart_is_marked_and_what_it_repeats_counts(tmp_path: Path) -> None:
     assert run["curves"]["loss"][1]["iteration"] == [5]
 
 
+def test_texts_are_shown_newest_first_and_once(tmp_path: Path) -> None:
+    first = [start(), generation(5), generation(10), generation(15)]
+    again = [start(10), generation(15, texts=[{"prompt": "a", "text": "b"}]), generation(20)]
+    [run] = data_of(write(tmp_path / "r.jsonl", *first, *again))["runs"]
+    assert [own["iteration"] for own in run["written"]] == [20, 15, 10, 5]
+    assert run["written"][1]["texts"] == [{"prompt": "a", "text": "b"}]
+    assert run["written"][3]["texts"] == [
+        {"prompt": "Once upon", "text": " a time 5"},
+        {"prompt": "", "text": "3 mice\n"},
+    ]
+
+
+def test_only_so_many_texts_are_kept(tmp_path: Path) -> None:
+    long = [{"prompt": "p" * 10**4, "text": "t" * 10**4}] * 100
+    made = [generation(at, texts=long) for at in range(1, MOST_GENERATIONS + 10)]
+    [run] = data_of(write(tmp_path / "r.jsonl", start(), *made))["runs"]
+    assert len(run["written"]) == MOST_GENERATIONS
+    assert run["written"][0]["iteration"] == MOST_GENERATIONS + 9
+    assert len(json.dumps(run["written"])) < 4e6
+
+
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400),
     st.integers(1, 20),
@@ -195,7 +217,7 @@ def test_strange_types_everywhere_are_survived(tmp_path: Path) -> None:
     strange: list[Any] = [None, 3, "x", [], {}, [None, 3, [], {"rank": []}], {"a": {"b": []}}, True]
     records = [start(), interval(1)]
     for value in strange:
-        for made in (start(), interval(2), evaluation(2)):
+        for made in (start(), interval(2), evaluation(2), generation(2)):
             names = [own for own in made if own not in ("event", "iteration")]
             records += [{**made, name: value} for name in names]
             records.append({**made, "config": {"model": value, "parallel": value}, "layers": value})

@@ -12,7 +12,7 @@ from megatron.commands.watch_run import main
 from megatron.commands.watching.server import make_server
 from megatron.commands.watching.sources import records_files
 from megatron.commands.watching.watched import Watched
-from tools.watch_records import evaluation, interval, lines, start, write
+from tools.watch_records import evaluation, generation, interval, lines, start, write
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="needs a browser: apt-get install chromium"
@@ -45,10 +45,11 @@ def test_a_page_in_one_file_shows_its_runs(browser: Browser, tmp_path: Path) -> 
     """On a narrow and a wide screen, with text that would be an element if it were not escaped."""
     first = write(
         tmp_path / "one.jsonl", start(planned_idle=0.125), interval(5), evaluation(5),
-        interval(10), start(5, planned_idle=0.125), interval(10, lm_loss=2.0),
+        interval(10), start(5, planned_idle=0.125), interval(10, lm_loss=2.0), generation(10),
     )  # fmt: skip
     layers = [{"layer": 0, "expert_loads": [1, 3]}]
     other = [interval(5, HOSTILE, layers=layers), interval(20, HOSTILE)]
+    other.append(generation(20, HOSTILE, texts=[{"prompt": "p", "text": HOSTILE}]))
     second = write(tmp_path / "two.jsonl", start(run=HOSTILE), *other, start(0, "c"))
     output = tmp_path / "page.html"
     main([str(first), str(second), "-o", str(output)])
@@ -68,6 +69,11 @@ def test_a_page_in_one_file_shows_its_runs(browser: Browser, tmp_path: Path) -> 
         assert "12.5 %; measured 37.5 %" in text(page, "#promised-table")
         assert page.value("document.querySelectorAll('[data-chart=loss] .restart').length") == 1
         assert page.value("document.querySelectorAll('#experts canvas').length") == 1
+        shown = page.value(
+            "[...document.querySelectorAll('#texts .passage')].map((cell) => cell.textContent)"
+        )
+        behind = "(behind the end of a document)"
+        assert shown == ["Once upon", " a time 10", behind, "3 mice\n", "p", HOSTILE]
         assert page.value("window.hacked === undefined && !document.querySelector('main img')")
         assert page.faults == []
 

@@ -21,7 +21,7 @@ from megatron.commands.watching.server import make_server
 from megatron.commands.watching.sources import records_files
 from megatron.commands.watching.static_page import embedded, static_page
 from megatron.commands.watching.watched import Watched
-from tools.watch_records import evaluation, interval, start, write
+from tools.watch_records import evaluation, generation, interval, start, write
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>&<!--"
 
@@ -71,6 +71,7 @@ def test_a_page_in_one_file_has_the_values_and_needs_no_other_file(
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     odd = tmp_path / "<b>&.jsonl"
     made = [start(run=HOSTILE), interval(5, HOSTILE), evaluation(5, HOSTILE, dataset=HOSTILE)]
+    made.append(generation(5, HOSTILE, texts=[{"prompt": HOSTILE, "text": HOSTILE}]))
     watched = Watched(records_files([write(odd, *made)], may_come=False))
     watched.read_all()
     values = watched.data(View())

@@ -65,6 +65,14 @@ def evaluation(iteration: int, run: str = "a", **values: Any) -> dict[str, Any]:
     return record("evaluation", iteration, run, **{**usual, **values})
 
 
+def generation(iteration: int, run: str = "a", **values: Any) -> dict[str, Any]:
+    texts = [
+        {"prompt": "Once upon", "text": f" a time {iteration}", "tokens": [1, 2]},
+        {"prompt": "", "text": "3 mice\n", "tokens": [3]},
+    ]
+    return record("generation", iteration, run, **{"seconds": 1.0, "texts": texts, **values})
+
+
 def lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join(f"{json.dumps(own)}\n".encode() for own in records)
 
@@ -84,8 +92,9 @@ EVENTS: Final = st.one_of(
         lambda at, run, loss: evaluation(at, run, lm_loss=loss),
         st.integers(0, 30), st.sampled_from("ab"), st.floats(-9, 9),
     ),
+    st.builds(generation, st.integers(0, 30), st.sampled_from("ab")),
 )  # fmt: skip
-"""Starts, intervals and evaluations of two runs, in no order that a run would have."""
+"""Starts, intervals, evaluations and texts of two runs, in no order that a run would have."""
 
 
 def plainly_read(

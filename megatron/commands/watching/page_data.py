@@ -177,6 +177,7 @@ def _run_json(run: Run) -> dict[str, Any]:
         "busiest": _busiest(run),
         "ranks": ranks_json(run.ranks),
         "layers": layers_json(run.layers),
+        "written": [asdict(own) for own in reversed(run.written)],
     }
 
 

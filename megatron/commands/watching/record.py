@@ -12,9 +12,13 @@ from typing import Any, Final
 
 Record = Mapping[str, Any]
 
-EVENTS: Final = ("start", "iterations", "evaluation", "end")
+EVENTS: Final = ("start", "iterations", "evaluation", "generation", "end")
 
 _LONGEST_WORD: Final = 80
+_LONGEST_TEXT: Final = 2000
+_MOST_TEXTS: Final = 32
+"""Texts of one record that are read."""
+
 _LAST: Final = 2**53  # the last iteration that every number of a page can tell
 _DECODER: Final = json.JSONDecoder(parse_constant=lambda _: None)
 
@@ -53,9 +57,9 @@ def number(value: object) -> float:
     return nan
 
 
-def word(value: object, unknown: str = "") -> str:
+def word(value: object, unknown: str = "", longest: int = _LONGEST_WORD) -> str:
     """Return a text of some length at most; ``unknown`` for anything else."""
-    return value[:_LONGEST_WORD] if isinstance(value, str) else unknown
+    return value[:longest] if isinstance(value, str) else unknown
 
 
 def seconds_of(record: Record) -> float:
@@ -90,6 +94,16 @@ def _losses(record: Record) -> Iterator[tuple[str, float]]:
     if isinstance(named, dict):
         for name, loss in list(named.items())[:_MOST_NAMED]:
             yield f"router: {word(name)}", number(loss)
+
+
+def texts_of(record: Record) -> list[dict[str, str]]:
+    """Return the prompts and texts that a model has written."""
+    found = record.get("texts")
+    rows = [own for own in found if isinstance(own, dict)] if isinstance(found, list) else []
+    return [
+        {name: word(own.get(name), longest=_LONGEST_TEXT) for name in ("prompt", "text")}
+        for own in rows[:_MOST_TEXTS]
+    ]
 
 
 def ranks_of(record: Record) -> list[Record]:

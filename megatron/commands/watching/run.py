@@ -16,12 +16,16 @@ from megatron.commands.watching.record import (
     part,
     ranks_of,
     seconds_of,
+    texts_of,
     word,
 )
 from megatron.commands.watching.table import Table
 
 MOST_RESTARTS: Final = 1000
 """Restarts that are kept; the earliest of more are only counted."""
+
+MOST_GENERATIONS: Final = 20
+"""Iterations of a run whose texts are kept: the last ones."""
 
 _MOST_SETS: Final = 64
 """Sets of evaluations that are kept."""
@@ -51,6 +55,14 @@ class Restart:
     hours: float
 
 
+@dataclass(frozen=True)
+class Written:
+    """Texts that the model has written after an iteration, each with its prompt."""
+
+    iteration: int
+    texts: list[dict[str, str]]
+
+
 @dataclass
 class Run:
     """A run.
@@ -65,6 +77,7 @@ class Run:
         facts: of the last start: sizes, and the layout.
         ranks: figures of the ranks in the newest interval that has some.
         layers: figures of the layers with experts, as ``ranks``.
+        written: texts, by iteration.
         began: seconds since 1970 of the first record.
         latest: the same of the last record.
         has_ended: whether the last processes have ended in good order.
@@ -79,6 +92,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     ranks: list[Record] = field(default_factory=list)
     layers: list[Record] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
     began: float = nan
     latest: float = nan
     has_ended: bool = False
@@ -97,6 +111,10 @@ class Run:
             self._interval(record)
         elif event == "evaluation":
             self._evaluation(record)
+        elif event == "generation":
+            self._forget_texts(record["iteration"] - 1)
+            self.written.append(Written(record["iteration"], texts_of(record)))
+            del self.written[:-MOST_GENERATIONS]
 
     @property
     def reached(self) -> int:
@@ -115,7 +133,13 @@ class Run:
             del self.restarts[:-MOST_RESTARTS]
         for table in (self.intervals, *self.evaluations.values()):
             table.cut(iteration)
+        self._forget_texts(iteration)
         self.facts = dict(_facts(record))
+
+    def _forget_texts(self, iteration: int) -> None:
+        """Forget the texts after an iteration, which the run repeats."""
+        while self.written and self.written[-1].iteration > iteration:
+            self.written.pop()
 
     def _interval(self, record: Record) -> None:
         values = interval_values(record)

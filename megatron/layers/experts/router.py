@@ -107,7 +107,7 @@ class Router(nn.Module):
         logits_bue = logits_bue.to(torch.promote_types(dtype, wide))
         if self.bias is not None:
             logits_bue = logits_bue + self.bias
-        if balance.moe_router_force_load_balancing:
+        if balance.moe_router_force_load_balancing and not forward_pass.is_apart:
             logits_bue = replaced(logits_bue, forward_pass, site)
         if forward_pass.losses is not None:
             self._leave_losses(logits_bue, forward_pass)
@@ -119,7 +119,7 @@ class Router(nn.Module):
         if forward_pass.counts_load:
             times_e = times_chosen(choice.experts_buk.flatten(), settings.num_experts)
             forward_pass.leave_load(times_e)
-        return self._without_dropped(choice)
+        return choice if forward_pass.is_apart else self._without_dropped(choice)
 
     def _leave_losses(self, logits_bue: Tensor, forward_pass: ForwardPass) -> None:
         losses, settings = self.balance.losses, self.settings

@@ -49,6 +49,14 @@ class OutputLayer(nn.Module):
         return self.weight.detach()[: self.shard.real_rows]
 
     @torch.no_grad()
+    def logits(self, x_nh: Tensor) -> Tensor:
+        """Return the logits of the real rows [n, v], soft-capped, in fp32 or wider."""
+        wide = torch.promote_types(x_nh.dtype, torch.float32)
+        logits_nv = (x_nh @ self.real_weight.T).to(wide)
+        cap = self.options.logit_softcap
+        return cap * torch.tanh(logits_nv / cap) if cap else logits_nv
+
+    @torch.no_grad()
     def s(self, x_nh: Tensor, targets_n: Tensor, form_gradient: bool) -> ShardState:
         """Pass S: exponentials and statistics of this shard.
 

@@ -8,6 +8,7 @@ from megatron.flags.declare import option_of
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes
 from megatron.run.dry_run import DryRunSettings
+from megatron.run.generate import GenerateSettings
 from megatron.run.guard import GuardSettings
 from megatron.run.train import TrainSettings, evaluation_batches, iterations
 
@@ -18,6 +19,7 @@ def _intervals_beyond_the_end(flags: Flags) -> Iterator[str]:
     intervals: dict[str, int | None] = {
         name: getattr(flags[TrainSettings], name) for name in ("eval_interval", "exit_interval")
     }
+    intervals["generate_interval"] = flags[GenerateSettings].generate_interval
     checks = "check_weight_hash_across_dp_replicas_interval"
     if flags[CheckpointSettings].save is None:  # the end of a run is checked before its save
         intervals[checks] = flags[GuardSettings].check_weight_hash_across_dp_replicas_interval

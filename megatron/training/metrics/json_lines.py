@@ -17,12 +17,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from megatron.training.metrics.records import Ended, Evaluation, Interval, Record, Sink, Started
+from megatron.training.metrics.records import (
+    Ended,
+    Evaluation,
+    Generated,
+    Interval,
+    Record,
+    Sink,
+    Started,
+)
 
 EVENTS: Final = {
     Started: "start",
     Interval: "iterations",
     Evaluation: "evaluation",
+    Generated: "generation",
     Ended: "end",
 }
 """Names of the events that are written; other records have no line."""

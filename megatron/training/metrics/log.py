@@ -8,9 +8,14 @@ from typing import TextIO
 from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import JsonLines
-from megatron.training.metrics.log_line import evaluation_lines, iteration_line, load_lines
+from megatron.training.metrics.log_line import (
+    evaluation_lines,
+    generation_lines,
+    iteration_line,
+    load_lines,
+)
 from megatron.training.metrics.progress_file import ProgressFile
-from megatron.training.metrics.records import Evaluation, Interval, Record, Sink
+from megatron.training.metrics.records import Evaluation, Generated, Interval, Record, Sink
 from megatron.training.metrics.tensorboard import TensorBoard
 from megatron.training.metrics.weights_and_biases import WeightsAndBiases
 
@@ -35,6 +40,9 @@ class Lines(Sink):
                 self._say(line)
         elif isinstance(record, Evaluation):
             self._say(evaluation_lines(record))
+        elif isinstance(record, Generated):
+            for line in generation_lines(record):
+                self._say(line)
 
 
 class Log:

@@ -3,15 +3,17 @@
 Pure functions from values to text. The loop decides when a line is printed, and on which rank.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
+from megatron.flags.readable import readable
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.train import TrainSettings
 from megatron.schedules.counted import counted
 from megatron.training.metrics.peak_memory import MEBIBYTE, PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
-from megatron.training.metrics.records import Evaluation, Interval
+from megatron.training.metrics.records import Evaluation, Generated, Interval
 
 
 def introduction(
@@ -130,6 +132,15 @@ def evaluation_lines(values: Evaluation) -> str:
     )
     rule = "-" * (len(line) + 1)
     return f"{rule}\n{line}\n{rule}"
+
+
+def generation_lines(values: Generated) -> Iterator[str]:
+    r"""Yield a line for every text; the ends of its lines are shown as ``\n``."""
+    for number, own in enumerate(values.texts, 1):
+        prompt, text = (
+            readable(json.dumps(part, ensure_ascii=False)) for part in (own.prompt, own.text)
+        )
+        yield f" text {number} at iteration {values.iteration} | {prompt} | {text} |"
 
 
 def memory_line(rank: int, iteration: int, memory: PeakMemory) -> str:

@@ -144,6 +144,32 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class GeneratedText:
+    """A text that the model has written.
+
+    Attributes:
+        prompt: from which it goes on; empty: it begins behind the end of a document.
+        text: behind the prompt, without the token that ends it.
+        tokens: of ``text``; the last one may be the end of a document.
+    """
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Texts that the model has written between two iterations."""
+
+    time: datetime
+    iteration: int
+    consumed_samples: int
+    seconds: float
+    texts: tuple[GeneratedText, ...]
+
+
+@dataclass(frozen=True)
 class Ended:
     """The end of the processes, in good order."""
 
@@ -169,7 +195,7 @@ class Saved:
     consumed_samples: int
 
 
-Record = Started | Step | Interval | Evaluation | Ended | Saved
+Record = Started | Step | Interval | Evaluation | Generated | Ended | Saved
 
 
 class Sink:

@@ -13,7 +13,7 @@ from typing import Any
 from megatron.run.records import is_installed
 from megatron.training.metrics.curves import Bars, Curves
 from megatron.training.metrics.json_lines import plain
-from megatron.training.metrics.records import Record, Sink, Started
+from megatron.training.metrics.records import Generated, GeneratedText, Record, Sink, Started
 
 
 class TensorBoard(Sink):
@@ -37,6 +37,9 @@ class TensorBoard(Sink):
             self._writer = _writer(self._folder, self._queue_size)
             config = json.dumps(plain(record.config), indent=2)
             self._writer.add_text("configuration", f"```json\n{config}\n```", record.iteration)
+        if isinstance(record, Generated) and self._writer is not None:
+            for number, own in enumerate(record.texts, 1):
+                self._writer.add_text(f"text {number}", _as_markdown(own), record.iteration)
         for curve, value, over_samples in self._curves.points(record):
             self._add(curve, value, record.iteration)
             if over_samples:
@@ -68,6 +71,12 @@ class TensorBoard(Sink):
             bucket_counts=list(bars.heights),
             global_step=iteration,
         )
+
+
+def _as_markdown(own: GeneratedText) -> str:
+    """Return a prompt and its text as a block of code, so that no character has a meaning."""
+    parts = [part for part in (own.prompt, own.text) if part]
+    return "\n\n---\n\n".join("\n".join(f"    {line}" for line in p.splitlines()) for p in parts)
 
 
 def _writer(folder: Path, queue_size: int) -> Any:

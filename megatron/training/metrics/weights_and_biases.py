@@ -14,7 +14,7 @@ from typing import Any, Final
 from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
 from megatron.training.metrics.json_lines import plain
-from megatron.training.metrics.records import Record, Sink, Started, Step
+from megatron.training.metrics.records import Generated, Record, Sink, Started, Step
 from megatron.training.rendezvous import UserError
 
 MOST_BINS: Final = 512
@@ -44,6 +44,9 @@ class WeightsAndBiases(Sink):
         points: dict[str, Any] = {curve: value for curve, value, _ in self._curves.points(record)}
         for chart, heights in self._curves.bars(record):
             points[chart] = self._wandb.Histogram(np_histogram=_few_bins(heights))
+        if isinstance(record, Generated):
+            rows = [[own.prompt, own.text] for own in record.texts]
+            points["texts"] = self._wandb.Table(columns=["prompt", "text"], data=rows)
         if points and isinstance(record, Step):
             points["samples vs steps"] = record.consumed_samples
         if points and self._run is not None:

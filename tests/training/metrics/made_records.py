@@ -10,6 +10,8 @@ from reference.plain_gpt import GPTOptions
 from megatron.training.metrics.records import (
     Ended,
     Evaluation,
+    Generated,
+    GeneratedText,
     Interval,
     RankFigures,
     Started,
@@ -60,3 +62,12 @@ def evaluation(iteration: int, **changes: Any) -> Evaluation:
 
 def ended(iteration: int) -> Ended:
     return Ended(TIME, iteration, 8 * iteration, 80 * iteration, 1.0, 2.0)
+
+
+def generated(iteration: int) -> Generated:
+    """Two texts, one of them behind the end of a document."""
+    texts = (
+        GeneratedText("Once\nupon", " a `time`", (4, 5)),
+        GeneratedText("", "mice\u200b", (6,)),
+    )
+    return Generated(TIME, iteration, 8 * iteration, 0.5, texts)

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training.metrics.made_records import ended, evaluation, interval, started, step
+from training.metrics.made_records import (
+    ended,
+    evaluation,
+    generated,
+    interval,
+    started,
+    step,
+)
 
 from megatron.training.metrics.json_lines import JsonLines, check_json_lines
 from megatron.training.metrics.records import Record
@@ -121,3 +128,14 @@ def test_an_empty_file_and_none_will_do(tmp_path: Path) -> None:
     check_json_lines(path)
     path.touch()
     check_json_lines(path)
+
+
+def test_texts_with_their_prompts_and_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    write(path, started(), generated(5))
+    own = read(path)[1]
+    assert (own["event"], own["iteration"], own["seconds"]) == ("generation", 5, 0.5)
+    assert own["texts"] == [
+        {"prompt": "Once\nupon", "text": " a `time`", "tokens": [4, 5]},
+        {"prompt": "", "text": "mice\u200b", "tokens": [6]},
+    ]

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from correctness.short_runs import Job, Layout
 from reference.plain_gpt import GPTOptions
+from training.metrics.made_records import generated
 
 from megatron.training.metrics.log_line import (
     evaluation_lines,
+    generation_lines,
     introduction,
     iteration_line,
     memory_line,
@@ -189,3 +191,10 @@ def test_figures_of_the_model_stand_behind_the_gradient_norm() -> None:
     assert "| grad norm: 1.234 | num zeros: 7.0 | params norm: 81.250 | number of skipped" in (
         iteration_line(asked)
     )
+
+
+def test_every_text_has_one_line_with_visible_characters() -> None:
+    assert list(generation_lines(generated(5))) == [
+        r' text 1 at iteration 5 | "Once\nupon" | " a `time`" |',
+        r' text 2 at iteration 5 | "" | "mice\u200b" |',
+    ]

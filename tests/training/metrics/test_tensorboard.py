@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training.metrics.made_records import evaluation, interval, started, step
+from training.metrics.made_records import evaluation, generated, interval, started, step
 
 from megatron.run.records import RecordSettings
 from megatron.training.metrics import tensorboard
@@ -45,6 +45,7 @@ def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
     layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
     for record in (started(), step(1), step(2, layers=(layer,)), interval(2), evaluation(2)):
         sink.write(record)
+    sink.write(generated(2))
     sink.close(failed=False)
     found = reader.EventAccumulator(str(tmp_path)).Reload()
     losses = [(point.step, round(point.value, 5)) for point in found.Scalars("lm loss")]
@@ -61,6 +62,10 @@ def test_curves_over_iterations_and_samples(tmp_path: Path) -> None:
     assert [bars.get(expert + 0.5, 0) for expert in range(3)] == [1, 0, 3]
     [text] = found.Tensors("configuration/text_summary")
     assert b'"vocab_size": 61' in text.tensor_proto.string_val[0]
+    [text] = found.Tensors("text 1/text_summary")
+    assert text.step == 2
+    shown = b"    Once\n    upon\n\n---\n\n     a `time`"  # blocks of code, and a rule between
+    assert text.tensor_proto.string_val[0] == shown
 
 
 def test_the_other_package_gets_names_without_spaces(

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training.metrics.made_records import ended, evaluation, interval, started, step
+from training.metrics.made_records import (
+    ended,
+    evaluation,
+    generated,
+    interval,
+    started,
+    step,
+)
 
 from megatron.run.records import RecordSettings
 from megatron.training.metrics.curves import Curves
@@ -22,6 +29,10 @@ class Histogram:
         self.counts, self.edges = np_histogram
         if len(self.counts) > 512 or len(self.edges) != len(self.counts) + 1:
             raise ValueError("not a histogram that this package takes")
+
+class Table:
+    def __init__(self, columns=None, data=None):
+        self.columns, self.data = columns, data
 
 class Run:
     def __init__(self):
@@ -127,3 +138,14 @@ def test_an_error_of_the_service_is_one_of_the_system(wandb: Any) -> None:
     wandb.runs[0].broken = True
     with pytest.raises(OSError, match="gone"):
         made.write(step(1))
+
+
+def test_texts_are_a_table(wandb: Any) -> None:
+    config = RecordSettings(wandb_project="p")
+    sink = WeightsAndBiases(config, Curves(config, 1))
+    for record in (started(), generated(4)):
+        sink.write(record)
+    [(step_of_texts, points)] = wandb.runs[-1].logged
+    assert step_of_texts == 4
+    assert points["texts"].columns == ["prompt", "text"]
+    assert points["texts"].data == [["Once\nupon", " a `time`"], ["", "mice\u200b"]]

@@ -95,6 +95,16 @@ export function drawSlow(runs) {
   fill("slow-table", table(["run", "record of iteration", "an iteration"], rows));
 }
 
+/** The texts that the models have written, the newest first. */
+export function drawTexts(runs) {
+  const rows = runs.flatMap((run) => run.written.flatMap(({ iteration, texts }) =>
+    texts.map(({ prompt, text: own }) => [whole(iteration), run.title, prompt || "(behind the end of a document)", own])));
+  element("texts").hidden = !rows.length;
+  const content = table(["iteration", "run", "prompt", "text"], rows);
+  content.querySelectorAll("td:nth-child(n+3)").forEach((cell) => { cell.className = "passage"; });
+  fill("texts-table", content);
+}
+
 /** Bars of memory and of idle time by rank, for every run. */
 export function drawRanks(runs) {
   const own = runs.filter((run) => run.ranks.length);

@@ -1,0 +1,51 @@
+"""Texts during training: what their flags become, what has no effect, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron.run.command_line import parse
+from megatron.run.generate import GenerateSettings
+from megatron.run.run_config import RunConfig
+
+BASE = (
+    "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
+    "--lr 1e-3 --train-iters 9 --device cpu --mock-data --vocab-size 99"
+)
+ON = ["--generate-interval", "3", "--generate-max-new-tokens", "4"]
+
+
+def run(*flags: str) -> RunConfig:
+    return parse([*BASE.split(), *flags], world_size=1)
+
+
+def test_no_text_by_default() -> None:
+    assert run().log.generate == GenerateSettings()
+
+
+def test_flags_of_texts() -> None:
+    config = run(
+        *ON, "--generate-prompt", "1 2", "once 'upon'", "--generate-prompts-file", "p.txt",
+        "--generate-temperature", "0.5", "--generate-top-k", "9", "--generate-top-p", "0.9",
+    )  # fmt: skip
+    prompts = ("1 2", "once 'upon'")
+    assert config.log.generate == GenerateSettings(3, prompts, Path("p.txt"), 4, 0.5, 9, 0.9)
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        (["--generate-prompt", "1"], "--generate-prompt 1 changes nothing without --generate-int"),
+        ([*ON, "--generate-top-k", "3"], "changes nothing without --generate-temperature"),
+        ([*ON[2:], "--generate-interval", "10"], "--generate-interval 10 changes nothing: the la"),
+    ],
+)
+def test_flags_without_effect_are_noted(flags: list[str], noted: str) -> None:
+    [note] = run(*flags).notes
+    assert noted in note
+
+
+def test_a_text_that_fills_a_sample_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--generate-max-new-tokens 8 leaves no room.*8 tok"):
+        run("--generate-interval", "3", "--generate-max-new-tokens", "8")
