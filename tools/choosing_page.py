@@ -57,16 +57,17 @@ INTRODUCTION: Final = f"""# Choosing a schedule
 
 Which schedule is best depends on two things: how much memory there is, and how large the vocabulary
 is beside the layers. [Schedules](schedules.md) lists all schedules and treatments, and the
-[glossary](glossary.md) explains the words and the letters. This page has three parts:
+[glossary](glossary.md) explains the words and the letters. This page has four parts:
 
 * all schedules for one model, with vocabularies of 32k, 128k and 256k entries;
 * [when splitting the vocabulary pays](#when-does-splitting-the-vocabulary-pay), for Llama 3;
-* what [long samples](#long-samples) need.
+* what [long samples](#long-samples) need;
+* what is gained if [waits for tensor ranks](#hiding-the-waits-for-tensor-ranks) are hidden.
 
-**All times and memories of jobs on this page are predicted.** `python tools/choosing_page.py`
-writes those of the first part (made on {MADE}) with the cost model of the dry run, and runs no job.
-To get the table of your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to
-its command line.
+**All times and memories of jobs on this page are predicted**, except the times of other programs
+that the page calls *measured* or *STP's*. `python tools/choosing_page.py` writes the figures of the
+first part (made on {MADE}) with the cost model of the dry run, and runs no job. To get the table of
+your own job, add `--pipeline-schedule auto --vocab-parallel auto --dry-run` to its command line.
 
 **Whose rates.** Peak rates and bandwidths are those of NVIDIA's data sheet of the {DEVICE}. Kernels
 and links attain shares of these rates. The shares of kernels were calibrated on published
@@ -95,9 +96,9 @@ pipeline of 8 {DEVICE} ({GPUS[DEVICE].memory / GIB:.0f} GiB), bf16, Adam, nothin
 [treatments](glossary.md#treatments-of-the-vocabulary) of the vocabulary are compared: whole on the
 first and the last stage (`none`); whole on these two stages, with layers moved away from them
 (`redis`); or split over all ranks (`vocab-2`). Schedules with several chunks on a rank have two
-(`hanayo` has one wave). A row with more than
-{GPUS[DEVICE].memory / GIB:.0f} GiB does not fit; its time is for comparison.
-<!-- figures: the memory of a data sheet -->
+(`hanayo` has one wave). Tensors and communicators can use {GPUS[DEVICE].usable / GIB:.0f} GiB of a
+GPU. A row with more does not fit; its time is for comparison.
+<!-- figures: the memory of a data sheet, and a rule of the code -->
 
 A ● in a table, and a name in a picture, is on the Pareto front: no other row takes as little time
 and as little memory (before rounding). A ≈ marks rows that tie with the fastest. V is the number of

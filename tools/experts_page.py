@@ -122,7 +122,7 @@ def layouts(rows: Rows) -> Iterator[str]:
 
 
 def gain(found: Mapping[str, Found]) -> str:
-    """Return the gain of vocab-2 over the faster of the whole vocabularies."""
+    """Return by how much longer the faster of none and redis takes than vocab-2."""
     whole = min(own.seconds for name, own in found.items() if name != "vocab-2")
     part = whole / found["vocab-2"].seconds - 1
     return percent(part, "+") + _tie(part)
@@ -130,7 +130,7 @@ def gain(found: Mapping[str, Found]) -> str:
 
 def vocabularies(rows: Rows) -> Iterator[str]:
     """Yield the table of vocabularies, and the fastest way for one of them."""
-    over = "gain of vocab-2 over the faster of none and redis"
+    over = "how much longer the faster of none and redis takes than vocab-2"
     yield from table(("model, schedule", "vocabulary", *_TREATMENTS, over), ())
     above, times = "", dict[str, float]()
     for job, names in VOCABULARIES:

@@ -33,12 +33,12 @@ with in_environment():
 
 TOOL: Final = "pairs_page.py"
 COLUMNS: Final = (
-    *("V", "schedule", "predicted s", "with pairs", "predicted exposed", "with pairs"),
+    *("vocabulary", "schedule", "predicted s", "with pairs", "predicted exposed", "with pairs"),
     *("slower beside collectives", "with pairs"),
     *("predicted idle", "with pairs", "predicted GiB", "with pairs"),
 )
 PLACE_COLUMNS: Final = (
-    *("model, GPUs", "V", "schedule", "exposed", "F of the warm-up", "B of the cool-down"),
+    *("model, GPUs", "vocabulary", "schedule", "exposed", "F of the warm-up", "B of the cool-down"),
     *("other F and B alone", "pairs of F and B", "other pairs", "W alone"),
 )
 PASS_COLUMNS: Final = (

@@ -51,20 +51,26 @@ A name without GPUs, such as `llama3-8b`, is the shape of a model alone. For oth
 
     plan-pretraining @llama3-8b --gpus 16xH100 --global-batch-tokens 1M --seq-length 8192
 
-proposes a line (in a checkout: `python tools/plan.py`). Each card has the question of this kind
-whose answer its layout is. Of all ways that take at most 1 % longer than the fastest, the search
-takes the way that holds the least memory ([how it searches](running.md#which-line-for-my-gpus)).
-So another way on a card may be a little faster, and hold more.
+proposes a line (in a checkout: `python tools/plan.py`). Each recipe has a section of its own
+below, its *card*. A card shows the `plan-pretraining` command that proposed the layout of the
+recipe. Of all ways that take at most 1 % longer than the fastest, the command prefers ways without
+gradients in bf16, without activations on the host and without pairs of passes. Of these ways it
+takes the one that holds the least memory ([how it searches](running.md#which-line-for-my-gpus)).
+So another way on a card may be a little faster, and hold more. Every recipe for GPUs also has the
+flags `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`, which the command
+always proposes; the cards do not repeat them.
 <!-- figures: a rule of the code -->
 
 **All times and memories of GPUs on this page are predicted.** `python tools/recipe_cards.py`
 writes them with the cost model of the [dry run](dry-run.md), and runs no job. No job of several
 GPUs has run this project's code. [How well it predicts](predictions.md) says how far predictions
-were off for iterations of other programs. The MFU counts causal attention in full
-([metrics](metrics.md)), which is most of the FLOPs of very long samples. Published iterations
-were measured by others, with other programs and often another batch. A predicted speed beside a
-measured speed does not say which program is faster. The [glossary](glossary.md) explains the
-letters t, p, c, d and e of a layout.
+were off for iterations of other programs. The MFU counts attention as if every token saw all
+others ([metrics](metrics.md)). In very long samples attention is most of the FLOPs, so the MFU
+there is high. Tensors can use 95 % of a GPU's memory, less the memory of NCCL's communicators; each
+card says how much is left. Published iterations were measured by others, with other programs and
+often another batch. A predicted speed beside a measured speed does not say which program is
+faster. The [glossary](glossary.md) explains the letters t, p, c, d and e of a layout.
+<!-- figures: a rule of the code -->
 """
 
 PUBLISHED: Final = "<!-- figures: rows of docs/reference/published_2026.csv -->"
@@ -201,12 +207,12 @@ def _published(recipe: Recipe, found: RecipeForecast) -> Iterator[str]:
     yield ""
     yield PUBLISHED
     yield ""
-    yield f"This recipe has {found.samples} samples of {found.seq_length:,} tokens an iteration."
+    yield f"This recipe has {found.samples:,} samples of {found.seq_length:,} tokens an iteration."
     yield ""
 
 
 def _published_cells(own: PublishedRow) -> list[str]:
-    batch = f"{own.samples} x {own.seq_length:,}"
+    batch = f"{own.samples:,} x {own.seq_length:,}"
     where = f"{own.gpus} {own.gpu}, {own.layout}"
     return [own.origin, where, batch, f"{own.seconds:g}", f"{own.tokens:,.0f}", own.source]
 

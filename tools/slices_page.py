@@ -32,6 +32,7 @@ SCHEDULES: Final = tuple(name for name, traits in TRAITS.items() if "shortened" 
 WITH_VOCABULARY: Final = Costs(
     {"F": 1.0, "B": 2.0, "S": 0.225, "T": 0.225, "IF": 0.0, "IB": 0.0, "E": 0.0}
 )
+"""Eight ranks share the output layer; its three products take 1.2 each, as in images/README.md."""
 
 
 def simulated(

@@ -1,13 +1,16 @@
 """Hanayo (arXiv 2308.15762): a microbatch goes down and up the ranks in w waves.
 
 A wave has two chunks per rank, so a rank has v = 2 w chunks. Even chunks go down the ranks, and odd
-ones come back up, so a microbatch changes direction without leaving its rank. A group of p
-microbatches goes through one wave before the next; backwards take the waves in reverse order. Each
-pass of a microbatch starts three chunk units (a unit is the F of a chunk) after its previous pass.
-So the waves of a group, and the groups, follow one another without a gap on any rank. A rank holds
-p microbatches as in 1F1B. If the number of microbatches is a multiple of p, each rank idles for 2
-(p - 1) / w forwards of a stage, instead of 3 (p - 1). docs/how-it-works.md compares this block with
-the published schedule.
+ones come back up, so a microbatch changes direction without leaving its rank. All p microbatches of
+a group go through one wave before any of them enters the next wave, and a group starts all its
+waves before the next group begins. Backwards take the waves in reverse order.
+
+The unit of time is the F of a chunk. Each F of a microbatch starts three units after the F before
+it, and each B three units after the B before it. The first B starts when the last F ends. So the
+waves of a group, and the groups, follow one another without a gap on any rank. A rank holds p
+microbatches as in 1F1B. If the number of microbatches is a multiple of p, each rank idles for
+2 (p - 1) / w forwards of all its layers; in 1F1B it idles for 3 (p - 1). docs/how-it-works.md
+compares this block with the published schedule.
 """
 
 from megatron.schedules.blocks.block import Block, Slot

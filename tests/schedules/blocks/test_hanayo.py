@@ -28,7 +28,7 @@ def plan_of(p: int, m: int, w: int, schedule: str = "hanayo") -> Plan:
 
 
 def idle(plan: Plan) -> float:
-    """Return the time of an iteration in which a rank does not work, in forwards of a stage."""
+    """Return the time of an iteration in which a rank idles, in forwards of all its layers."""
     v = plan.chunks
     costs = Costs({"F": 1.0, "B": 2.0})
     return by_hand.span(plan, costs) / v - 3 * plan.microbatches
