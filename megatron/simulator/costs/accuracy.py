@@ -122,11 +122,11 @@ class FamilyErrors:
 
 
 SHARED: Final[Mapping[SharedClass, FamilyErrors]] = {
-    SharedClass("H100", eight_bits=False, experts=False): FamilyErrors(35, 5, 3.8, 12.3, 2.3),
-    SharedClass("H100", eight_bits=True, experts=False): FamilyErrors(54, 11, 5.4, 14.5, 2.3),
+    SharedClass("H100", eight_bits=False, experts=False): FamilyErrors(35, 5, 3.4, 11.6, 2.0),
+    SharedClass("H100", eight_bits=True, experts=False): FamilyErrors(54, 11, 5.3, 14.0, 1.9),
     SharedClass("H100", eight_bits=False, experts=True): FamilyErrors(10, 1, 15.6, -17.9, -13.6),
     SharedClass("H100", eight_bits=True, experts=True): FamilyErrors(10, 1, 23.8, -28.8, -23.8),
-    SharedClass("Blackwell", eight_bits=True, experts=False): FamilyErrors(18, 6, 7.4, 27.4, -0.3),
+    SharedClass("Blackwell", eight_bits=True, experts=False): FamilyErrors(18, 6, 7.6, 27.4, -0.5),
     SharedClass("Blackwell", eight_bits=False, experts=True): FamilyErrors(
         9, 2, 37.1, -50.5, -36.4
     ),
