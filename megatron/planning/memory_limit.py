@@ -177,15 +177,15 @@ def lowered(config: RunConfig, request: Request, run_plan: RunPlan) -> Request |
     """
     if config.parallel.planning.memory_percent is None or not request.limits:
         return None
-    over = {use.rank for use in uses(config, run_plan) if use.is_beyond}
-    parts = run_plan.plan.chunks * run_plan.plan.slices
-    limits = tuple(
-        (floor(limit * parts + _NEARLY) - (rank in over)) / parts
-        for rank, limit in enumerate(request.limits)
-    )
-    if not over or min(limits) < 1:
+    over = {use.rank: use for use in uses(config, run_plan) if use.is_beyond}
+    if not over:
         return None
-    return _as_asked(config, request.within(limits))
+    least = uses(config, _forwards_first(config, request, run_plan.layers, 1))
+    parts, limits = run_plan.plan.chunks * run_plan.plan.slices, list(request.limits)
+    for rank, use in over.items():
+        held = floor(limits[rank] * parts + _NEARLY)
+        limits[rank] = (held - _parts_too_many(use, least[rank].peak, held - parts)) / parts
+    return _as_asked(config, request.within(tuple(limits))) if min(limits) >= 1 else None
 
 
 def beyond_limit(config: RunConfig, run_plan: RunPlan) -> str | None:
@@ -216,6 +216,18 @@ def limit_in_words(config: RunConfig, run_plan: RunPlan) -> str | None:
         listed = " ".join(f"{rank}:{own:g}" for rank, own in enumerate(run_plan.limits))
         where = f"so many microbatches in flight (rank:microbatches): {listed}"
     return f"{limit.in_words()}, which allows {run_plan.schedule} {where}"
+
+
+def _parts_too_many(use: Use, least: float, parts: int) -> int:
+    """Return by how much to lower a limit, in chunks of slices: at least by one.
+
+    Args:
+        use: the bytes of the rank under its plan.
+        least: the bytes with one microbatch in flight.
+        parts: chunks of slices beyond this microbatch that the limit has allowed.
+    """
+    of_one = (use.peak - least) / parts if parts else 0.0
+    return max(1, floor((use.peak - use.room) / of_one)) if of_one > 0 else 1
 
 
 def _as_asked(config: RunConfig, request: Request) -> Request:

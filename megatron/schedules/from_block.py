@@ -356,7 +356,8 @@ def _limits(plan: Plan, microbatches: Sequence[float], recomputed: int | None) -
     look embeddings up for the first stage, but run their own F later, up to one unit for each rank.
     So ranks without the first stage may hold embeddings of p more units. IB may wait for idle time,
     so a rank may hold gradients of more units. Without W, embeddings and gradients may each exceed
-    their peak in the order of the block by ``EMBEDDINGS`` at most. ``recomputed`` is the limit of chunks between R and B.
+    their peak in the order of the block by ``EMBEDDINGS`` at most. ``recomputed`` is the limit of
+    chunks between R and B.
     """
     waiting = inf if plan.split_backward else EMBEDDINGS * plan.slices
     limits = []
