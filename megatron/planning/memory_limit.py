@@ -90,7 +90,8 @@ class MemoryLimit:
     def way_out(self, use: Use) -> str:
         """Return the advice for a rank that holds too much."""
         if use.peak > use.usable:
-            return "it does not fit without a limit either (--dry-run says what would)"
+            most = MEMORY.write(use.usable)
+            return f"tensors can use {most}, so no limit would help; --dry-run says what fits"
         return f"give {ceil(100 * use.peak / self.memory - _NEARLY)} percent or more"
 
     def in_words(self) -> str:
