@@ -110,7 +110,7 @@ class PlanSettings:
         "File of the costs of passes to plan with, as --save-measured-costs writes it.",
         unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
+        "The most microbatches in flight on a rank, at least 1. zb-auto uses all of them. zb-v, v-half and "
         "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
         "auto takes a schedule within this limit. A schedule that needs more is refused. auto as "
         "the value: as many as memory has room for, on each rank "
@@ -122,7 +122,7 @@ class PlanSettings:
         "and of all else that --zero-bubble-max-pending-backward limits. Each rank may have as "
         "many microbatches in flight as its counted bytes have room for. On CPUs: of the rank's "
         "equal part of the machine's memory.", Range(1, 100), metavar="PERCENT",
-        unset=f"no limit; {USUAL_PERCENT} with --zero-bubble-max-pending-backward auto")
+        unset=f"no limit; {USUAL_PERCENT:g} with --zero-bubble-max-pending-backward auto")
     microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
         "Microbatches that go through a model chunk before any of them enters the next: at least "
         "as many as there are pipeline ranks. With more, messages from the last rank to the first "
