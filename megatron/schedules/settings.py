@@ -110,10 +110,10 @@ class PlanSettings:
         "File of the costs of passes to plan with, as --save-measured-costs writes it.",
         unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank, at least 1. zb-auto uses all of them. zb-v, v-half and "
-        "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
-        "auto takes a schedule within this limit. A schedule that needs more is refused. auto as "
-        "the value: as many as memory has room for, on each rank "
+        "The most microbatches in flight on a rank, at least 1. zb-auto uses all of them. zb-v, "
+        "v-half and v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to "
+        "hide more. auto takes a schedule within this limit. A schedule that needs more is "
+        "refused. auto as the value: as many as memory has room for, on each rank "
         "(--zero-bubble-adaptive-memory-limit-percentile).",
         unset="no limit, or as the percentage says", reads=_limit_or_auto,
         metavar="MICROBATCHES|auto")
