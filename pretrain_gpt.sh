@@ -22,8 +22,9 @@
 #   Schedule; others are flags, for example --pipeline-schedule 1f1b-v
 #     ENABLE_ZERO_BUBBLE   switch: zero bubble, and post-validation unless FP32 or SYNC_OPTIMIZER
 #     ZERO_BUBBLE_MEM_LIMIT
-#                          with zero bubble: the most microbatches in flight on a rank; by default
-#                          2p, and what the schedule holds if it has a V shape
+#                          with zero bubble: the most microbatches in flight on a rank, or auto, as
+#                          many as memory has room for; by default 2p, and what the schedule holds
+#                          if it has a V shape
 #     ZERO_BUBBLE_V_SCHEDULE
 #                          switch: zero bubble in a V shape (zb-v)
 #     ZERO_BUBBLE_V_SCHEDULE_MEM_SETUP

@@ -17,6 +17,7 @@ from megatron.planning.estimate import (
     steady_interval,
 )
 from megatron.planning.forecast_run import RunForecast, forecast_run
+from megatron.planning.memory_limit import beyond_limit, lowered, memory_limit_of
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states
 from megatron.run.run_config import RunConfig
@@ -86,14 +87,22 @@ class Candidate:
 
     @cached_property
     def run_plan(self) -> RunPlan:
-        """The plan with its layers and costs."""
-        self.watch.next_plan()
-        plan = plan_for(self.request, self.watch)
-        self.watch.did(PLANNED * sum(map(len, plan.rows)))
-        return self._with(plan)
+        """The plan with its layers and costs.
 
-    def _with(self, plan: Plan) -> RunPlan:
-        return RunPlan.of(self.config, self.request, self.layers, plan)
+        If ranks hold more than the run's limit in percent, the plan is searched once more with
+        fewer microbatches in flight on these ranks, until none does or none can hold less.
+        """
+        request: Request | None = self.request
+        self.watch.next_plan()
+        while request is not None:
+            plan = plan_for(request, self.watch)
+            self.watch.did(PLANNED * sum(map(len, plan.rows)))
+            found = self._with(plan, request)
+            request = lowered(self.config, request, found)
+        return found
+
+    def _with(self, plan: Plan, request: Request | None = None) -> RunPlan:
+        return RunPlan.of(self.config, request or self.request, self.layers, plan)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -135,7 +144,11 @@ class Candidate:
     @cached_property
     def can_fit(self) -> bool:
         """Whether a plan could fit the GPU, known without the plan."""
-        return self.gpu is None or self.least_memory.fits(self.gpu)
+        if self.gpu is None:
+            return True
+        limit, least = memory_limit_of(self.config), self.least_memory
+        room = inf if limit is None else limit.bytes
+        return least.fits(self.gpu) and least.peak <= room
 
     @cached_property
     def least_memory(self) -> Fullest:
@@ -171,14 +184,28 @@ class Candidate:
         """The most microbatches that a rank holds."""
         return max(in_flight(self.run_plan.plan))
 
+    @cached_property
+    def beyond_limit(self) -> str | None:
+        """The reason why the plan exceeds the run's limit in percent; ``None``: it does not."""
+        return beyond_limit(self.config, self.run_plan)
+
+    def check_memory_limit(self) -> None:
+        """Refuse a plan that exceeds the run's limit in percent of the memory.
+
+        Raises:
+            ValueError: names the flag, the bytes and the way out.
+        """
+        if self.beyond_limit is not None:
+            raise ValueError(self.beyond_limit)
+
     @property
     def is_within_limit(self) -> bool:
-        """Whether ``in_flight`` is within the limit."""
-        return self.in_flight <= self.limit
+        """Whether ``in_flight`` is within the limit, or the bytes within the limit in percent."""
+        return self.in_flight <= self.limit and self.beyond_limit is None
 
     @property
     def fits(self) -> bool:
-        """Whether ``in_flight`` is within the limit, and the plan fits the GPU."""
+        """Whether the plan is within the limit, and fits the GPU."""
         found = self.forecast
         return self.is_within_limit and (found is None or found.fits)
 
@@ -240,7 +267,7 @@ class Candidate:
             train.global_batch_size / seconds,
             found.outcome.mfu * whole / planned * found.outcome.seconds / seconds,
             found.fullest,
-            found.fits,
+            found.fits and few.beyond_limit is None,
             planned,
             whole,
             few.in_flight,

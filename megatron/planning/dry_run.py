@@ -15,6 +15,7 @@ from megatron.planning.forecast_run import RunForecast
 from megatron.planning.job_in_words import head, job
 from megatron.planning.launch_pace import launch_pace
 from megatron.planning.links_in_words import links_in_words
+from megatron.planning.memory_limit import limit_in_words
 from megatron.planning.replica_report import replica_lines
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import all_compared, compares
@@ -45,7 +46,8 @@ def dry_run(
         seconds: of work to compare schedules, if ``watch`` has no limit.
 
     Raises:
-        ValueError: no plan can be made, or the run is in fp32, for which no costs are counted.
+        ValueError: no plan can be made, the plan exceeds the limit in percent of the memory, or the
+            run is in fp32, for which no costs are counted.
     """
     if config.train.dtype == torch.float32:
         raise ValueError(NEEDS_16_BITS)
@@ -66,9 +68,11 @@ def dry_run(
         table = completed(taken, compared.candidates, own_watch, every=True)
         own_watch.close("the schedules that were planned are shown")
         first = table.taken
-    _ = first.run_plan
+    first.check_memory_limit()
     watch.close()
     yield head(config, first, gpu)
+    if (limit := limit_in_words(first.config, first.run_plan)) is not None:
+        yield limit
     found = first.forecast
     assert found is not None, "a dry run asks about a GPU"
     yield draw_text(found.timeline, unit="s", most=STRIPS)

@@ -22,6 +22,8 @@ class RunPlan:
         schedule: the schedule of the plan; under ``auto`` the schedule that was chosen.
         taken: the words of the alternative of the run for which the plan was made; empty: the run
             left nothing to its plan.
+        limits: the most microbatches that each rank may have in flight, where a percentage of
+            memory limits them; else empty.
     """
 
     plan: Plan
@@ -29,6 +31,7 @@ class RunPlan:
     costs: Costs
     schedule: str
     taken: tuple[str, ...] = ()
+    limits: tuple[float, ...] = ()
 
     @cached_property
     def program(self) -> Program:
@@ -52,4 +55,6 @@ class RunPlan:
             ahead_stage=config.ahead_stage(len(plan.stages)),
             offloaded=min(config.parallel.offload.chunks, plan.chunks),
         )
-        return cls(plan, layers, request.costs, request.schedule, config.taken)
+        by_memory = config.parallel.planning.memory_percent is not None
+        limits = request.limits if by_memory else ()
+        return cls(plan, layers, request.costs, request.schedule, config.taken, limits)

@@ -77,11 +77,24 @@ def smallest(compared: Sequence[Candidate]) -> Candidate:
     within = [each for each in compared if each.is_planned and each.is_within_limit]
     if within:
         return min(within, key=lambda candidate: candidate.peak)
+    if (reason := _beyond_memory(compared)) is not None:
+        raise ValueError(reason)
     least = min(compared, key=lambda candidate: candidate.in_flight)
     raise ValueError(
         f"--zero-bubble-max-pending-backward {least.limit:g} is too few for every schedule: "
         f"the least is {least.in_flight:g}, with {least.named if least.others else least.schedule}"
     )
+
+
+def _beyond_memory(compared: Sequence[Candidate]) -> str | None:
+    """Return the reason why all plans exceed the limit in percent, if the run has one.
+
+    The plan that holds the least tells it.
+    """
+    if compared[0].config.parallel.planning.memory_percent is None:
+        return None
+    planned = [each for each in compared if each.is_planned] or compared
+    return min(planned, key=lambda candidate: candidate.peak).beyond_limit
 
 
 def _by_costs(compared: Sequence[Candidate]) -> Candidate | None:

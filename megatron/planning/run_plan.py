@@ -14,6 +14,7 @@ import torch
 
 from megatron.planning.alternatives import Compared
 from megatron.planning.candidate import Candidate
+from megatron.planning.memory_limit import depends_on_machine
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.race import chosen
 from megatron.planning.run_request import check_stages, prepared, request_of, runs_on
@@ -57,10 +58,12 @@ def make_run_plan(
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
-            no schedule fits into the memory limit.
+            no schedule fits into the memory limit, or the plan exceeds the limit in percent.
     """
     found = all_compared(config, costs, watch, seconds)
     first = found.choose(seconds) if compares(config) else found.candidates[0]
+    if costs is None:  # measured costs change the order of passes in a run that has begun
+        first.check_memory_limit()
     return first.run_plan
 
 
@@ -74,9 +77,11 @@ def only_rank_0_plans(config: RunConfig) -> bool:
 
     With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
     their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
+    A percentage of a memory that no data sheet tells may be another one on every machine.
     """
     limited = config.parallel.planning.search_seconds is not None
-    return limited or (compares(config) and _gpu(config, None) is not None)
+    long = compares(config) and _gpu(config, None) is not None
+    return limited or long or depends_on_machine(config)
 
 
 def asked(
@@ -162,7 +167,7 @@ def candidates(
     )
     gpu = _gpu(config, costs)
     found, faults = [], []
-    for name in names or compared_schedules(config.parallel.planning.memory_limit):
+    for name in names or _compared_schedules(config):
         try:
             request, layers = prepared(config, name, costs)
         except ValueError as error:
@@ -178,13 +183,18 @@ def candidates(
     return found
 
 
+def _compared_schedules(config: RunConfig) -> tuple[str, ...]:
+    planning = config.parallel.planning
+    return compared_schedules(inf if planning.memory_percent else planning.memory_limit)
+
+
 def schedules_with_stages(config: RunConfig) -> list[str]:
     """Return the schedules that ``candidates`` looks at, without those that have too many stages.
 
     Nothing is counted. ``candidates`` may leave out more schedules.
     """
     found = []
-    for name in compared_schedules(config.parallel.planning.memory_limit):
+    for name in _compared_schedules(config):
         with suppress(ValueError):
             check_stages(config, request_of(config.parallel, config.train.num_microbatches, name))
             found.append(name)

@@ -7,6 +7,7 @@ a plan of one microbatch, which needs neither.
 from dataclasses import replace
 
 from megatron.model.distribution import check_no_rank_is_empty, distribute
+from megatron.planning.memory_limit import limited
 from megatron.planning.run_costs import layers_alone, planned_costs, stage_costs
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.recompute import EVERY_LAYER
@@ -16,6 +17,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.make_plan import as_compared, one_microbatch_of, plan_for, stages_of
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.request import Request
+from megatron.schedules.settings import PlanSettings
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
@@ -52,7 +54,7 @@ def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
         check_no_rank_is_empty(spread, one.stages, layers, one.ahead_stage)
     if costs is None:
         costs = planned_costs(config, one, layers) if measured is None else measured.costs(layers)
-    return replace(request, costs=costs), layers
+    return limited(config, replace(request, costs=costs), layers), layers
 
 
 def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:
@@ -123,7 +125,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         microbatches,
         chunks=parallel.schedule.chunks if traits.takes_chunks else None,
         group=parallel.planning.group if "group" in traits.options else None,
-        memory_limit=parallel.planning.memory_limit,
+        memory_limit=_limit(parallel.planning, microbatches),
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.planning.schedule_file,
         joined=parallel.pairs.joins,
@@ -132,6 +134,16 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         slices=parallel.slices.num_seq_splits,
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
+
+
+def _limit(planning: PlanSettings, microbatches: int) -> float | None:
+    """Return the limit of a request: with a limit by memory, at first all microbatches.
+
+    How many microbatches memory has room for is counted when the layers are known
+    (``memory_limit.limited``).
+    """
+    by_memory = planning.memory_percent is not None
+    return float(microbatches) if by_memory else planning.memory_limit
 
 
 def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from megatron.planning.memory_limit import limit_in_words
 from megatron.planning.planned_run import RunPlan
 from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import PAIRED_SCHEDULES
@@ -21,6 +22,8 @@ def settled(config: RunConfig, run_plan: RunPlan) -> RunConfig:
 
 def _notes(config: RunConfig, run: RunConfig, run_plan: RunPlan) -> Iterator[str]:
     """Yield the notes on ``run``, which is what the plan has made of ``config``."""
+    if (limit := limit_in_words(run, run_plan)) is not None:
+        yield limit
     pairs = config.parallel.pairs
     if pairs.joins and not run_plan.plan.pairs:
         flag = "--overlap-moe-expert-parallel-comm"

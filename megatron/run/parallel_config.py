@@ -30,6 +30,7 @@ from megatron.run.schedule import (
     leaves_one_chunk,
     schedule_of,
     treatment_of,
+    uses_limit,
 )
 from megatron.run.stages import distribution_of
 from megatron.schedules.settings import (
@@ -178,7 +179,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         padded_vocab_size=vocab_size,
         devices=flags[DeviceSettings].resolved(),
         layers=distribution_of(flags, treatment),
-        planning=flags[PlanSettings],
+        planning=_planning(flags),
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,
         offload=flags[OffloadSettings],
         replicas=replicas_of(flags, replicas),
@@ -188,3 +189,14 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
     )
     rows = layout.vocabulary.padded(vocab_size, layout.vocab_shards)
     return replace(layout, padded_vocab_size=rows)
+
+
+def _planning(flags: Flags) -> PlanSettings:
+    """Return how a plan is found, without a limit by memory that no plan depends on."""
+    own = flags[PlanSettings]
+    percent = own.memory_percent if uses_limit(flags) else None
+    return replace(
+        own,
+        zero_bubble_max_pending_backward=own.memory_limit,
+        zero_bubble_adaptive_memory_limit_percentile=percent,
+    )

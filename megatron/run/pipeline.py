@@ -19,6 +19,7 @@ from megatron.run.schedule import (
     CHUNKS,
     FILE_SCHEDULES,
     LAYOUT,
+    PERCENT_FLAG,
     Ask,
     chunks_of,
     compares_treatments,
@@ -29,6 +30,7 @@ from megatron.run.schedule import (
     treatment_of,
     treatments_asked,
     treatments_of,
+    uses_limit,
 )
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainSettings, batch_share
@@ -142,12 +144,32 @@ def _file_of_schedule(flags: Flags) -> Iterator[str]:
 
 @refuses
 def _limit_of_schedule(flags: Flags) -> Iterator[str]:
-    schedule, limit = schedule_of(flags), flags[PlanSettings].zero_bubble_max_pending_backward
-    if TRAITS[schedule].needs_memory_limit and limit is None:
+    schedule, planning = schedule_of(flags), flags[PlanSettings]
+    if TRAITS[schedule].needs_memory_limit and not planning.is_limited:
         yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
-            "--zero-bubble-max-pending-backward MICROBATCHES"
+            f"--zero-bubble-max-pending-backward MICROBATCHES, or {PERCENT_FLAG} PERCENT"
         )
+
+
+@notes
+def _idle_limit_by_memory(flags: Flags) -> Iterator[str]:
+    """Note a limit by memory beside one in microbatches, or where no plan depends on it."""
+    planning = flags[PlanSettings]
+    percent = given_flags(planning, "zero_bubble_adaptive_memory_limit_percentile")
+    if planning.memory_limit is not None:
+        for given in percent:
+            yield (
+                f"{given} changes nothing: --zero-bubble-max-pending-backward "
+                f"{planning.memory_limit:g} gives the limit in microbatches"
+            )
+    elif planning.memory_percent is not None and not uses_limit(flags):
+        pending = given_flags(planning, "zero_bubble_max_pending_backward")
+        for given in (*pending, *percent):
+            yield (
+                f"{given} changes nothing: {schedule_of(flags)} holds as much as its order of "
+                "passes needs; zb-auto, zb-v, auto and others fill memory"
+            )
 
 
 @refuses

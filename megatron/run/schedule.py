@@ -14,8 +14,9 @@ from megatron.model.stage_settings import StageSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.run.dimension import Dimension, NamedChoice
 from megatron.run.edit import set_to
+from megatron.run.pairs import pairs_of
 from megatron.run.pipeline_layout import PipelineLayout, readable_layout
-from megatron.schedules.catalogue import CHUNKED_SCHEDULES, TRAITS
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULES, TRAITS
 from megatron.schedules.settings import DEFAULT_SCHEDULE, PlanSettings, ScheduleSettings
 from megatron.schedules.treatment_settings import (
     AUTO_TREATMENT,
@@ -44,6 +45,9 @@ ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_l
 
 ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 """The flags that count a vocabulary layer as a transformer layer of its stage."""
+
+PERCENT_FLAG: Final = "--zero-bubble-adaptive-memory-limit-percentile"
+"""The flag that limits the microbatches in flight by a share of the memory."""
 
 AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
 COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
@@ -141,14 +145,26 @@ def schedules_asked(flags: Flags) -> Iterator[Ask]:
             name += f" {name}-mem-setup {setup}"
         yield Ask(name, (V_SCHEDULES[setup or "zb"],))
     elif pipeline.enable_zero_bubble:
-        unlimited = flags[PlanSettings].zero_bubble_max_pending_backward is None
-        yield Ask("--enable-zero-bubble", (ZERO_BUBBLE["unlimited" if unlimited else "limited"],))
+        limited = flags[PlanSettings].is_limited
+        yield Ask("--enable-zero-bubble", (ZERO_BUBBLE["limited" if limited else "unlimited"],))
     for given in () if leaves_one_chunk(flags) else given_flags(pipeline, *CHUNKS):
         yield Ask(given, CHUNKED_SCHEDULES)
     for given in given_flags(flags[PlanSettings], "schedule_file"):
         yield Ask(given, FILE_SCHEDULES)
     if (named := pipeline.pipeline_schedule) is not None:
         yield Ask(f"--pipeline-schedule {named}", (named,))
+
+
+def uses_limit(flags: Flags) -> bool:
+    """Whether a limit of memory can change the plan.
+
+    It can where the schedule fills memory, where schedules are compared, and where pairs may take
+    more microbatches.
+    """
+    name, pairs = schedule_of(flags), pairs_of(flags)
+    fills = name in SCHEDULES and SCHEDULES[name].fills
+    traits = TRAITS[name]
+    return fills or traits.needs_memory_limit or traits.compares or pairs.joins
 
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:

@@ -1,6 +1,6 @@
 """The plan of a schedule that has a building block: unroll it, then search and lengthen it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from math import ceil, floor, gcd, inf
@@ -12,7 +12,7 @@ from megatron.schedules.blocks.interlaced import interlaced
 from megatron.schedules.blocks.with_slices import units_in_flight, with_slices
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, Schedule
-from megatron.schedules.held import Held, in_flight, peak_held
+from megatron.schedules.held import Held, fits, in_flight, peak_held
 from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.request import Request
 from megatron.schedules.search.automatic import one_by_one
@@ -68,10 +68,14 @@ def plan_from_block(request: Request, schedule: Schedule, watch: Watch) -> Plan:
 
 
 def plan_within(request: Request, limit: float, watch: Watch) -> Plan:
-    """Return the best plan with one chunk per rank and a split backward within a memory limit."""
+    """Return the best plan with one chunk per rank and a split backward within a memory limit.
+
+    If the request has limits of its ranks, they hold instead, and ``limit`` is the largest.
+    """
     sought = _sought(request, _treated_block(request, SCHEDULES["zb-h2"]), ceil(limit))
+    limits = request.rank_limits or (limit,) * request.ranks
     return _lengthened(
-        request, sought, lambda sought: _searched_within(request, limit, sought, watch)
+        request, sought, lambda sought: _searched_within(request, limits, sought, watch)
     )
 
 
@@ -116,11 +120,12 @@ def stretched_plans(request: Request, schedule: Schedule, watch: Watch) -> Itera
         longer = _unrolled(request, replace(schedule, block=block), request.microbatches)
     except NoRoomError:
         return
-    held = max(in_flight(longer))
+    held = in_flight(longer)
     room = promised(request, schedule) + STRETCHED
-    if held > (room if request.memory_limit is None else request.memory_limit):
+    rooms = request.limits or (room,) * request.ranks
+    if any(own > most for own, most in zip(held, rooms, strict=True)):
         return
-    without = held - request.treatment.delay
+    without = max(held) - request.treatment.delay
     stretched = replace(schedule, block=block, promise=lambda p, m, v: without)
     hidden = replace(request, costs=request.costs.without_waits())
     yield plan_from_block(hidden, stretched, watch)
@@ -203,12 +208,12 @@ def promised(request: Request, schedule: Schedule) -> float:
     return (promise + units_in_flight(block_of(request, schedule), request.slices)) / request.slices
 
 
-def _room(request: Request, schedule: Schedule) -> float:
-    """Return the microbatches that a rank may hold while its plan is shortened."""
+def _rooms(request: Request, schedule: Schedule) -> list[float]:
+    """Return the microbatches that each rank may hold while its plan is shortened."""
     least = promised(request, schedule)
-    if not schedule.fills or request.memory_limit is None:
-        return least
-    return max(least, request.memory_limit)
+    if not schedule.fills or not request.limits:
+        return [least] * request.ranks
+    return [max(least, limit) for limit in request.limits]
 
 
 def _searched(
@@ -229,7 +234,7 @@ def _searched(
     return shorten(
         plan,
         request.costs,
-        _limits(plan, _room(request, schedule), request.recompute_ahead),
+        _limits(plan, _rooms(request, schedule), request.recompute_ahead),
         schedule.kept,
         schedule.searched,
         without,
@@ -243,26 +248,26 @@ def _searched(
 def _without_vocabulary(request: Request) -> Request:
     """Return the request for the same plan without vocabulary passes.
 
-    Its memory limit is lower by the microbatches that the barriers keep in flight.
+    Its memory limits are lower by the microbatches that the barriers keep in flight.
     """
-    limit = request.memory_limit
     barriers = request.treatment.delay / request.slices
-    limit = None if limit is None else max(limit - barriers, 1.0)
-    return replace(request, vocabulary="none", memory_limit=limit)
+    limits = tuple(max(limit - barriers, 1.0) for limit in request.limits)
+    return replace(request.within(limits), vocabulary="none")
 
 
-def _searched_within(request: Request, limit: float, sought: Sought, watch: Watch) -> Plan:
-    """Return the best plan found within a memory limit."""
+def _searched_within(
+    request: Request, limits: Sequence[float], sought: Sought, watch: Watch
+) -> Plan:
+    """Return the best plan found within the memory limits of the ranks."""
     schedules = [SCHEDULES[name] for name in ("zb-h2", "zb-h1")]
     plans = [_unrolled(request, schedule, sought.microbatches) for schedule in schedules]
-    fitting = (plan for plan in plans if max(in_flight(plan)) <= limit)
+    fitting = (plan for plan in plans if fits(plan, limits))
     plan = next(fitting, one_by_one(plans[0]))
     watch.begin(request.schedule)
-    limits = _limits(plans[0], limit, request.recompute_ahead)
     return shorten(
         plan,
         request.costs,
-        limits,
+        _limits(plans[0], limits, request.recompute_ahead),
         searched=True,
         target=sought.target,
         watch=watch,
@@ -342,23 +347,23 @@ def _split(block: Block) -> Block:
     return replace(block, rows=tuple(rows))
 
 
-def _limits(plan: Plan, microbatches: float, recomputed: int | None) -> list[Held]:
+def _limits(plan: Plan, microbatches: Sequence[float], recomputed: int | None) -> list[Held]:
     """Return the most that every rank may hold while the plan is shortened.
 
-    ``microbatches`` is the limit of activations. Without W there is little to fill gaps with, so
-    the later ranks, which hold less, may exceed their own peak by one chunk only. With W, a rank
-    may hold the exponentials of one more unit, so that T can wait for idle time. All ranks look
-    embeddings up for the first stage, but run their own F later, up to one unit for each rank. So
-    ranks without the first stage may hold embeddings of p more units. IB may wait for idle time, so
-    a rank may hold gradients of more units. Without W, embeddings and
-    gradients may each exceed their peak in the order of the block by ``EMBEDDINGS`` at most.
-    ``recomputed`` is the limit of chunks between R and B.
+    ``microbatches`` are the ranks' limits of activations. Without W there is little to fill gaps
+    with, so the later ranks, which hold less, may exceed their own peak by one chunk only. With W,
+    a rank may hold the exponentials of one more unit, so that T can wait for idle time. All ranks
+    look embeddings up for the first stage, but run their own F later, up to one unit for each rank.
+    So ranks without the first stage may hold embeddings of p more units. IB may wait for idle time,
+    so a rank may hold gradients of more units. Without W, embeddings and gradients may each exceed
+    their peak in the order of the block by ``EMBEDDINGS`` at most. ``recomputed`` is the limit of
+    chunks between R and B.
     """
-    # A promise that is a whole number of chunks may be just below it as a float.
-    promised = float(floor(microbatches * plan.chunks * plan.slices + 1e-9))
     waiting = inf if plan.split_backward else EMBEDDINGS * plan.slices
     limits = []
     for rank, row in enumerate(plan.rows):
+        # A promise that is a whole number of chunks may be just below it as a float.
+        promised = float(floor(microbatches[rank] * plan.chunks * plan.slices + 1e-9))
         peak = peak_held(plan, row)
         early = 0 if rank == plan.stages[0][0] else min(plan.ranks, waiting)
         activations = promised if plan.split_backward else min(promised, peak.activations + 1)

@@ -81,3 +81,8 @@ def in_flight(plan: Plan, kept: float = 1.0) -> list[float]:
     """
     parts = plan.chunks * plan.slices
     return [peak_held(plan, row, kept).activations / parts for row in plan.rows]
+
+
+def fits(plan: Plan, limits: Iterable[float]) -> bool:
+    """Return whether no rank has more microbatches in flight than its limit."""
+    return all(held <= most for held, most in zip(in_flight(plan), limits, strict=True))

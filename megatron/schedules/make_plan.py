@@ -18,7 +18,7 @@ from megatron.schedules.from_block import (
     sought_for_pairs,
     stretched_plans,
 )
-from megatron.schedules.held import in_flight
+from megatron.schedules.held import fits, in_flight
 from megatron.schedules.pairs import joined
 from megatron.schedules.plan import Plan, with_recomputation
 from megatron.schedules.plan_file import load_plan
@@ -104,13 +104,13 @@ def as_compared(request: Request) -> Request:
     ``auto`` itself checks whether a plan keeps the memory limit. So the request has no limit,
     unless the schedule is one that fills memory up to its limit.
     """
-    limit = request.memory_limit
-    if request.schedule not in SCHEDULES or limit is None:
+    limits = request.limits
+    if request.schedule not in SCHEDULES or not limits:
         return request
     schedule = request.catalogued
-    if schedule.fills and limit >= promised(request, schedule):
+    if schedule.fills and min(limits) >= promised(request, schedule):
         return request
-    return replace(request, memory_limit=None)
+    return request.within(())
 
 
 def stages_of(request: Request) -> tuple[tuple[int, int], ...]:
@@ -223,8 +223,10 @@ def _with_pairs(request: Request, watch: Watch) -> list[Plan]:
 
 def _optimum(request: Request, watch: Watch) -> Optimum:
     """Return the shortest plan with one chunk per rank that CP-SAT finds, and its proven bound."""
-    limit = request.memory_limit
-    if limit is None:
+    if request.limits:
+        limit = min(request.limits)
+        request = request.within((limit,) * request.ranks)
+    else:
         units = request.ranks + request.treatment.delay + request.slices - 1
         limit = units / request.slices
     hint = plan_within(request, limit, watch)
@@ -271,8 +273,8 @@ class _ComparedRequest:
         self.watch.planned(self.request.schedule, f"{time}, {held}{fault}")
 
     def fits(self) -> bool:
-        limit = self.request.memory_limit
-        return limit is None or self.in_flight <= limit
+        limits = self.request.limits
+        return not limits or fits(self.plan, limits)
 
 
 def _best(request: Request, watch: Watch) -> Found:
@@ -295,8 +297,11 @@ def _best(request: Request, watch: Watch) -> Found:
 
 
 def _check_limit(request: Request, plan: Plan) -> None:
-    held, limit = max(in_flight(plan, request.traits.kept)), request.memory_limit
-    if limit is not None and held > limit + 1e-9:
+    if not request.limits:
+        return
+    known = zip(in_flight(plan, request.traits.kept), request.limits, strict=True)
+    held, limit = max(known, key=lambda pair: (pair[0] - pair[1], pair[0]))
+    if held > limit + 1e-9:
         raise ValueError(
             f"{request.schedule} holds up to {held:g} microbatches a rank, more than the memory "
             f"limit of {limit:g}: raise it to that, or take 'auto', which looks for one that fits"

@@ -1,6 +1,6 @@
 """A request says which plan is wanted. It refuses all faults that show before the plan is made."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,8 @@ class Request:
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
             shorter plan, and a request for pairs may too.
+        rank_limits: the most microbatches that each rank may have in flight, where ranks differ;
+            ``memory_limit`` is then the largest of them. Empty: it is the limit of every rank.
         split_backward: make W a separate pass even if the schedule itself does not split it off.
         file: the plan in text form, for ``file``.
         seconds: time that ``optimal`` may take.
@@ -73,6 +75,7 @@ class Request:
     chunks: int | None = None
     group: int | None = None
     memory_limit: float | None = None
+    rank_limits: tuple[float, ...] = ()
     split_backward: bool = False
     file: Path | None = None
     seconds: float = DEFAULT_SECONDS
@@ -106,6 +109,18 @@ class Request:
     def treatment(self) -> Treatment:
         """The treatment of the vocabulary."""
         return TREATMENTS[self.vocabulary]
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The most microbatches that each rank may have in flight; empty: there is no limit."""
+        if self.memory_limit is None:
+            return ()
+        return self.rank_limits or (self.memory_limit,) * self.ranks
+
+    def within(self, limits: tuple[float, ...]) -> "Request":
+        """Return the request with a limit for each rank; empty: without any limit."""
+        own = limits if len(set(limits)) > 1 else ()
+        return replace(self, memory_limit=max(limits, default=None), rank_limits=own)
 
     @property
     def units(self) -> int:
@@ -154,6 +169,15 @@ class Request:
             raise ValueError(
                 f"a memory limit of {self.memory_limit:g} microbatches a rank fits no schedule: "
                 "the least that would is 1"
+            )
+        if self.rank_limits and (
+            len(self.rank_limits) != self.ranks
+            or max(self.rank_limits) != self.memory_limit
+            or not min(self.rank_limits) >= 1
+        ):
+            raise ValueError(
+                f"limits {self.rank_limits} are not those of {counted(self.ranks, 'rank')}: give a "
+                f"number of at least 1 for each, the largest of them {self.memory_limit}"
             )
 
     def _refuse_unused(self) -> None:

@@ -20,7 +20,28 @@ DEFAULT_SCHEDULE: Final = "1f1b"
 ALL_CHUNKS: Final = 1_000_000
 """More chunks than a rank can have."""
 
+USUAL_PERCENT: Final = 85.0
+"""Percent of the memory that a limit takes by default, as in the zero-bubble fork."""
+
 _MEMORY: Final = Range(1e-3, 1e6)
+_MICROBATCHES: Final = Range(1, 10**12)
+
+
+def _limit_or_auto(word: str) -> float:
+    """Read a number of microbatches, whole or not, or the word ``auto``.
+
+    Raises:
+        ValueError: the word is neither of them, or the number is out of range.
+    """
+    if word == str(AUTO):
+        return AUTO
+    try:
+        number = float(word)
+    except ValueError:
+        raise ValueError("give auto, or a number of microbatches") from None
+    if not _MICROBATCHES.contains(number):
+        raise ValueError(f"give auto, or a number, {_MICROBATCHES.words}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -37,8 +58,9 @@ class ScheduleSettings:
         instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
         "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
     enable_zero_bubble: bool = flag(False,
-        "With --zero-bubble-max-pending-backward: schedule zb-auto. Without: zb-1p, which holds "
-        "as many microbatches as 1f1b.")
+        "With a limit (--zero-bubble-max-pending-backward or "
+        "--zero-bubble-adaptive-memory-limit-percentile): schedule zb-auto. Without: zb-1p, which "
+        "holds as many microbatches as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,
         "Schedule zb-v, or the one that --zero-bubble-v-schedule-mem-setup names; with or without "
         "--enable-zero-bubble.")
@@ -88,11 +110,19 @@ class PlanSettings:
         "File of the costs of passes to plan with, as --save-measured-costs writes it.",
         unset="by FLOPs")
     zero_bubble_max_pending_backward: float | None = flag(None,
-        "The most microbatches in flight on a rank. zb-auto uses all of them. zb-v, v-half and "
-        "v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to hide more. "
-        "auto takes a schedule within this limit. A schedule that needs more is refused.",
-        Range(1, 10**12), unset="no limit",
-        metavar="MICROBATCHES")
+        "The most microbatches in flight on a rank, at least 1. zb-auto uses all of them. zb-v, "
+        "v-half and v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to "
+        "hide more. auto takes a schedule within this limit. A schedule that needs more is "
+        "refused. auto as the value: as many as memory has room for, on each rank "
+        "(--zero-bubble-adaptive-memory-limit-percentile).",
+        unset="no limit, or as the percentage says", reads=_limit_or_auto,
+        metavar="MICROBATCHES|auto")
+    zero_bubble_adaptive_memory_limit_percentile: float | None = flag(None,
+        "Percent of a GPU's memory that the tensors of a rank may take, as the limit of zb-auto "
+        "and of all else that --zero-bubble-max-pending-backward limits. Each rank may have as "
+        "many microbatches in flight as its counted bytes have room for. On CPUs: of the rank's "
+        "equal part of the machine's memory.", Range(1, 100), metavar="PERCENT",
+        unset=f"no limit; {USUAL_PERCENT:g} with --zero-bubble-max-pending-backward auto")
     microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
         "Microbatches that go through a model chunk before any of them enters the next: at least "
         "as many as there are pipeline ranks. With more, messages from the last rank to the first "
@@ -120,8 +150,26 @@ class PlanSettings:
 
     @property
     def memory_limit(self) -> float | None:
-        """The most microbatches in flight on a rank; ``None``: no limit."""
-        return self.zero_bubble_max_pending_backward
+        """The most microbatches in flight on a rank; ``None``: no such limit."""
+        given = self.zero_bubble_max_pending_backward
+        return None if given == AUTO else given
+
+    @property
+    def memory_percent(self) -> float | None:
+        """Percent of the memory that a rank's tensors may take; ``None``: no such limit.
+
+        A number of microbatches goes before a percentage.
+        """
+        if self.memory_limit is not None:
+            return None
+        usual = None if self.zero_bubble_max_pending_backward is None else USUAL_PERCENT
+        given = self.zero_bubble_adaptive_memory_limit_percentile
+        return usual if given is None else given
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the microbatches in flight have a limit, as a number or by memory."""
+        return self.memory_limit is not None or self.memory_percent is not None
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,25 @@ def test_mock_data_train_with_the_newest_options_and_a_layout() -> None:
     assert "vocab-2 splits the embedding (E)" in output
 
 
+def test_a_limit_by_memory_is_told_once_and_trains_as_any_plan() -> None:
+    losses = []
+    for limit in (
+        "--zero-bubble-adaptive-memory-limit-percentile 20",
+        "--zero-bubble-max-pending-backward 1",
+    ):
+        flags = f"--train-iters 2 --lr 1e-3 --enable-zero-bubble {limit}"
+        with started(None, flags) as job:
+            output, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 0, output
+        assert "schedule zb-auto" in output
+        told = "-percentile 20: the limit of a rank is " in output
+        assert told == ("percentile" in limit)
+        assert output.count("-percentile 20: ") == told
+        losses.append([float(found["loss"]) for found in ITERATION_LINE.finditer(output)])
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc: Linux")
 def test_killed_rank_ends_the_job_with_a_message(corpus: Path) -> None:

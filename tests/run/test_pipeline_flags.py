@@ -79,6 +79,41 @@ def test_schedules(run: Callable[..., Any], flags: str, schedule: str, limit: fl
     assert (parallel.pipeline_schedule, parallel.planning.memory_limit) == (schedule, limit)
 
 
+PENDING = "--zero-bubble-max-pending-backward"
+PERCENT = "--zero-bubble-adaptive-memory-limit-percentile"
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule", "limits", "noted"),
+    [
+        (f"--enable-zero-bubble {PENDING} auto", "zb-auto", (None, 85), []),
+        (f"--enable-zero-bubble {PERCENT} 60", "zb-auto", (None, 60), []),
+        (f"--enable-zero-bubble {PENDING} auto {PERCENT} 60.5", "zb-auto", (None, 60.5), []),
+        (f"--enable-zero-bubble {PENDING} 4 {PERCENT} 60", "zb-auto", (4, None), [PERCENT]),
+        (f"--pipeline-schedule zb-auto {PERCENT} 100", "zb-auto", (None, 100), []),
+        (f"--pipeline-schedule auto {PERCENT} 1", "auto", (None, 1), []),
+        (f"--pipeline-schedule zb-v {PENDING} auto", "zb-v", (None, 85), []),
+        (f"--zero-bubble-v-schedule {PENDING} auto", "zb-v", (None, None), [PENDING]),
+        (f"--zero-bubble-v-schedule {PERCENT} 60", "zb-v", (None, None), [PERCENT]),
+        (f"{PENDING} auto {PERCENT} 60", "1f1b", (None, None), [PENDING, PERCENT]),
+        (f"--pipeline-schedule zb-h1 {PERCENT} 60", "zb-h1", (None, None), [PERCENT]),
+    ],
+)
+def test_a_limit_by_memory_acts_or_is_noted(
+    run: Callable[..., Any],
+    flags: str,
+    schedule: str,
+    limits: tuple[float | None, float | None],
+    noted: list[str],
+) -> None:
+    found = run(flags)
+    planning = found.parallel.planning
+    assert found.parallel.pipeline_schedule == schedule
+    assert (planning.memory_limit, planning.memory_percent) == limits
+    assert [note.split()[0] for note in found.notes] == noted
+    assert all("changes nothing" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
 def test_every_schedule_has_its_name(run: Callable[..., Any], schedule: str) -> None:
     assert run(f"--pipeline-schedule {schedule}").parallel.pipeline_schedule == schedule
@@ -317,7 +352,13 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
         ("--pipeline-schedule optimal", "optimal tools/simulate.py --save-plan --schedule-file"),
         ("--pipeline-schedule file", "file --schedule-file --save-plan"),
         ("--pipeline-schedule zb-auto", "zb-auto --zero-bubble-max-pending-backward"),
-        ("--zero-bubble-max-pending-backward 0", "-backward 0.0 at least 1"),
+        ("--zero-bubble-max-pending-backward 0", "-backward 0 auto at least 1"),
+        ("--zero-bubble-max-pending-backward AUTO", "-backward AUTO auto number"),
+        ("--zero-bubble-max-pending-backward nan", "-backward nan auto at least 1"),
+        ("--zero-bubble-adaptive-memory-limit-percentile 0", "-percentile 0.0 at least 1"),
+        ("--zero-bubble-adaptive-memory-limit-percentile 101", "-percentile 101.0 most 100"),
+        ("--zero-bubble-adaptive-memory-limit-percentile nan", "-percentile nan at least 1"),
+        ("--zero-bubble-adaptive-memory-limit-percentile auto", "-percentile auto number"),
         (
             "--schedule-file p --pipeline-schedule zb-v",
             "--schedule-file p file --pipeline-schedule zb-v give one",
