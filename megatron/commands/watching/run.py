@@ -16,12 +16,16 @@ from megatron.commands.watching.record import (
     part,
     ranks_of,
     seconds_of,
+    slowest_facts,
     word,
 )
 from megatron.commands.watching.table import Table
 
 MOST_RESTARTS: Final = 1000
 """Restarts that are kept; the earliest of more are only counted."""
+
+_MOST_SLOWEST: Final = 10_000
+"""Ranks whose coordinates are kept."""
 
 _MOST_SETS: Final = 64
 """Sets of evaluations that are kept."""
@@ -65,6 +69,7 @@ class Run:
         facts: of the last start: sizes, and the layout.
         ranks: figures of the ranks in the newest interval that has some.
         layers: figures of the layers with experts, as ``ranks``.
+        slowest: by rank, the coordinates and passes of ranks that have been the slowest ones.
         began: seconds since 1970 of the first record.
         latest: the same of the last record.
         has_ended: whether the last processes have ended in good order.
@@ -79,6 +84,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     ranks: list[Record] = field(default_factory=list)
     layers: list[Record] = field(default_factory=list)
+    slowest: dict[float, dict[str, Any]] = field(default_factory=dict)
     began: float = nan
     latest: float = nan
     has_ended: bool = False
@@ -124,6 +130,10 @@ class Run:
             values["tokens"] = values["consumed_tokens"]
         self.intervals.put(record["iteration"], values)
         self.ranks = ranks_of(record) or self.ranks
+        if (rank := values.get("slowest rank", nan)) == rank and (
+            rank in self.slowest or len(self.slowest) < _MOST_SLOWEST
+        ):
+            self.slowest[rank] = slowest_facts(record)
         layers = record.get("layers")
         if isinstance(layers, list) and layers:
             self.layers = [own for own in layers if isinstance(own, dict)]

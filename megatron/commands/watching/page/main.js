@@ -3,7 +3,7 @@
 import { ChartView } from "./chart.js";
 import { openFeed } from "./feed.js";
 import { AXES, whole } from "./forms.js";
-import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, stateOf } from "./parts.js";
+import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, drawSlowest, stateOf } from "./parts.js";
 import { debounced, element, made, percent } from "./words.js";
 
 const PAUSE = 2000; // milliseconds at least between two questions for new values
@@ -64,6 +64,7 @@ function render() {
   drawNewest(runs, page.values.made);
   drawPromised(page.values.promise, runs);
   drawRanks(runs);
+  drawSlowest(runs);
   drawExperts(runs);
   drawRestarts(runs);
   drawSlow(runs);
