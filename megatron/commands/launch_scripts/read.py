@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from megatron.commands.launch_scripts.faults import LARGEST_FILE
 from megatron.commands.launch_scripts.launches import Launch
 from megatron.commands.launch_scripts.page import Source
+from megatron.commands.launch_scripts.sourced import text_of
 from megatron.commands.launch_scripts.walk import Script, read_script
-from megatron.native.files import FileKindError, read_bytes
 
 _CONFIGS: Final = (".toml", ".yaml", ".yml")
 
@@ -30,13 +29,13 @@ def read_source(
         OSError: there is no such file, or it cannot be read.
         ValueError: it is no text, too large, or starts no training; or it cannot be understood.
     """
-    text = _text(path)
+    text = text_of(path)
     try:
         if path.suffix.lower() in _CONFIGS:
             from megatron.commands.launch_scripts.configs import read_config
 
             return read_config(path, text, given, has_model=has_model)
-        script = read_script(text, given)
+        script = read_script(text, given, path)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     if not script.launches:
@@ -45,28 +44,6 @@ def read_source(
         str(path), script.holes, script.notes, script.assumed, script.defaults, script.exported
     )
     return source, script.launches
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file, with line ends of Unix.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no text, or too large.
-    """
-    try:
-        content = read_bytes(path, LARGEST_FILE)
-    except FileKindError as error:
-        raise ValueError(
-            f"{path} {error.fault}: give a launch script or a configuration"
-        ) from error
-    if b"\0" in content:
-        raise ValueError(f"{path} is no text: there are zero bytes in it; give a launch script")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = content.decode("latin-1")  # comments may be in any encoding
-    return text.replace("\r\n", "\n")
 
 
 def _nothing(script: Script) -> str:
