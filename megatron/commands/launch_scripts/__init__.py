@@ -3,6 +3,7 @@
 The files in the order in which a script goes through them:
 
     read                 from a file to its trainings; configs and torchtitan read YAML and TOML
+      python_config      configurations in Python, as python_data reads them without running them
     words tokens         the text as words, and a word as pieces with and without quotes
     syntax statements    words as commands, branches and loops
     sourced              files that a script reads by source

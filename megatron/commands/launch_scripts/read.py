@@ -18,7 +18,7 @@ def read_source(
     """Read a file; nothing of it is run.
 
     Args:
-        path: a shell script, or with its ending .toml or .yaml a configuration.
+        path: a shell script, or with its ending .toml, .yaml or .py a configuration.
         given: values of the script's variables.
         has_model: whether the user tells the sizes of the model, which a configuration may not.
 
@@ -35,6 +35,10 @@ def read_source(
             from megatron.commands.launch_scripts.configs import read_config
 
             return read_config(path, text, given, has_model=has_model)
+        if path.suffix.lower() == ".py":
+            from megatron.commands.launch_scripts.python_config import read_python
+
+            return read_python(path, text, given, has_model=has_model)
         script = read_script(text, given, path)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
