@@ -7,8 +7,10 @@ from-megatron llama3_8b.toml --nodes 8 --gpus-per-node 8 --model Llama-3-8B/conf
 The script is read as text, and nothing of it is run. The page tells the ranks, every flag with the
 answer of pretrain_gpt.py (accepted, noted, refused), and the line to run here, as it is and with
 the vocabulary split. Scripts start trainings by torchrun, python -m torch.distributed.launch, srun,
-mpirun, deepspeed or accelerate. A TOML file is a configuration of torchtitan; a YAML file is one of
-Megatron-Bridge or NeMo, or lists flags.
+mpirun, deepspeed or accelerate. Files that the script sources are read too. A TOML file is a
+configuration of torchtitan; a YAML file is one of Megatron-Bridge or NeMo, or lists flags. In a
+Python file each function that returns a configuration of torchtitan or Megatron-Bridge is read as
+data.
 """
 
 import json
@@ -64,7 +66,8 @@ def _setting(word: str) -> tuple[str, str]:
 class FromFlags:
     """A script, and its holes."""
 
-    script: Path = positional("Launch script (.sh), or configuration (.toml, .yaml).", "SCRIPT")
+    script: Path = positional(
+        "Launch script (.sh), or configuration (.toml, .yaml, .py).", "SCRIPT")
     set: tuple[tuple[str, str], ...] = flag((),
         "Value of a variable of the script, of $1 and so on, or of a command $(...); it counts in "
         "place of what the script says. May be given several times.", metavar="NAME=VALUE",

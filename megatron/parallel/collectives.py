@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron.parallel import p2p
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.waits import Waits, waiting
 
 T = TypeVar("T")
 
@@ -34,10 +35,12 @@ class Begun(Generic[T]):
 
     Args:
         steps: the collective; it begins now.
+        waits: are told of the wait for the end; ``None``: the caller tells of it.
     """
 
-    def __init__(self, steps: Steps[T]) -> None:
+    def __init__(self, steps: Steps[T], waits: Waits | None = None) -> None:
         self._steps: Steps[T] | None = steps
+        self._waits = waits
         self._results: list[T] = []
         next(steps)
 
@@ -45,7 +48,8 @@ class Begun(Generic[T]):
         """Wait for the end, and return the result; on CUDA the current stream waits."""
         if self._steps is not None:
             steps, self._steps = self._steps, None
-            self._results.append(_end(steps))
+            with waiting(self._waits):
+                self._results.append(_end(steps))
         return self._results[0]
 
 
@@ -60,7 +64,10 @@ def _end(steps: Steps[T]) -> T:
 
 def in_turns(steps: Steps[T], axis: ConnectedAxis) -> T:
     """Run a collective; the other pass of a pair goes on while it is under way."""
-    begun = Begun(steps)
+    if axis.turns is None:  # PyTorch's collectives wait as soon as they begin
+        with waiting(axis.waits):
+            return Begun(steps).wait()
+    begun = Begun(steps, axis.waits)
     _hand_over(axis)
     return begun.wait()
 

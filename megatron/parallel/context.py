@@ -25,6 +25,7 @@ from torch import Tensor
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.lanes import InlineLane, Lane, Pending
+from megatron.parallel.waits import Awaited
 
 ContextExchange: TypeAlias = Literal["all_gather", "p2p", "a2a", "a2a+p2p"]
 """How attention sees all tokens: ranks gather keys and values, pass them on along a ring during
@@ -203,7 +204,8 @@ class ContextParallel:
 
         The result comes from the rank that is as many places behind.
         """
-        return self.lane.submit(lambda: collectives.shift(x, self.axis, places))
+        coming = self.lane.submit(lambda: collectives.shift(x, self.axis, places))
+        return Awaited(coming, self.axis.waits)
 
     def _by_rank(self, x: Tensor, dim: int) -> Tensor:
         """Return the chunks of ``dim`` one after the other, [z, ...]: two for every rank."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from megatron.native.packages import fault_of_names
 from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.groups import ConnectedAxis
+from megatron.parallel.waits import waiting
 
 Handle: TypeAlias = tuple[Tensor, ...]
 """The package's plan of travels; only the package looks into it."""
@@ -106,7 +107,7 @@ class VisitedExperts(ExpertParallel):
         self.rank, self.size = experts.rank, experts.size
         self.tensor_rank, self.tensor_size = 0, 1
         self.gradients = gradients
-        self._turns, self._buffer = experts.turns, buffer
+        self._turns, self._waits, self._buffer = experts.turns, experts.waits, buffer
 
     def send(self, x_nh: Tensor, experts_nk: Tensor, weights_nk: Tensor, experts: int) -> Arrival:
         """Send this rank's tokens to their experts.
@@ -164,10 +165,12 @@ class VisitedExperts(ExpertParallel):
         In a pair the other pass goes on while the rows are under way.
         """
         if self._turns is None:
-            return travel(x.contiguous(), **named)[:-1]
+            with waiting(self._waits):
+                return travel(x.contiguous(), **named)[:-1]
         *results, event = travel(x.contiguous(), async_finish=True, **named)
         self._turns.hand_over()
-        event.current_stream_wait()
+        with waiting(self._waits):
+            event.current_stream_wait()
         return tuple(results)
 
 

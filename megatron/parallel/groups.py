@@ -21,6 +21,7 @@ from megatron.parallel.links import Link
 from megatron.parallel.nccl import group_options
 from megatron.parallel.settings import BlockSettings
 from megatron.parallel.turns import Turns
+from megatron.parallel.waits import Waits
 
 T = TypeVar("T")
 
@@ -39,10 +40,12 @@ class ConnectedAxis(Axis):
         group: process group of the ranks; ``None`` for a single rank.
         turns: the turns of the two passes of a pair, each of which goes on while a collective of
             the other one is under way on this axis; ``None``: a pass waits for its collectives.
+        waits: are told when a pass waits for a collective of this axis; ``None``: no pass does.
     """
 
     group: dist.ProcessGroup | None = None
     turns: Turns | None = None
+    waits: Waits | None = field(default=None, compare=False)
 
     def all_reduce(self, value: torch.Tensor) -> None:
         """Sum ``value`` in place over the axis."""
@@ -102,6 +105,7 @@ class Groups:
         links: the links of this rank that have a group of their own, which is both ends of the
             link.
         turns: the turns of the two passes of a pair; ``None``: passes run one after the other.
+        waits: of passes, for collectives of their own.
     """
 
     device: torch.device
@@ -128,6 +132,7 @@ class Groups:
     pipeline_hosts: ConnectedAxis
     links: Mapping[Link, ConnectedAxis] = field(default_factory=dict)
     turns: Turns | None = None
+    waits: Waits = field(default_factory=Waits, compare=False)
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -220,6 +225,11 @@ _AXES: Final[Mapping[str, tuple[AxisName, str]]] = {
 }
 """The fields of ``Groups`` that are axes of the grid: the axis, and the use of its group."""
 
+_WITHIN_PASSES: Final = (
+    *("tensor", "context", "context_heads", "context_ring", "experts", "expert_tensor"),
+)
+"""The fields of axes for whose collectives a pass waits while it runs."""
+
 
 def connect_grid(
     grid: Grid,
@@ -239,6 +249,8 @@ def connect_grid(
         asked: connections.axis(name, use, () if asked in idle else grid.groups(name))
         for asked, (name, use) in _AXES.items()
     }
+    waits = Waits()
+    axes |= {name: replace(axes[name], waits=waits) for name in _WITHIN_PASSES}
     pipelines = grid.groups("pipeline")
     at_ends = tuple(tuple(ranks[end] for end in sorted(set(ends))) for ranks in pipelines)
     return Groups(
@@ -248,6 +260,7 @@ def connect_grid(
         ends=connections.axis("ends", "ends", at_ends),
         links=_connected_links(rank, pipelines, links, connect),
         turns=None,
+        waits=waits,
         **axes,
     )
 

@@ -25,6 +25,7 @@ from megatron.parallel import collectives
 from megatron.parallel.collectives import Begun, Steps
 from megatron.parallel.groups import ConnectedAxis
 from megatron.parallel.lanes import Done, Lane, Pending, make_lane
+from megatron.parallel.waits import Awaited
 
 
 class TensorParallel:
@@ -136,11 +137,13 @@ class SharedTokens(TensorParallel):
         self._pause = pause or (axis.turns.pause if axis.turns else None)
         # None stands for self: with a reference to itself this object, and so the process group,
         # would live until the interpreter ends, where the group's destructor aborts the process.
-        self._aside = None if axis.turns is None else type(self)(replace(axis, turns=None), lane)
+        is_plain = axis.turns is None and axis.waits is None
+        aside = None if is_plain else replace(axis, turns=None, waits=None)
+        self._aside = None if aside is None else type(self)(aside, lane)
 
     @property
     def _on_lane(self) -> "SharedTokens":
-        """The same ranks for work on the lane, which takes no turns."""
+        """The same ranks for work on the lane, which takes no turns, and which no pass waits in."""
         return self._aside or self
 
     def reduce(self, partial_bsh: Tensor) -> Tensor:
@@ -150,8 +153,9 @@ class SharedTokens(TensorParallel):
     def start_reduction(self, partial_bsh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``; the other pass of a pair has its turn at once."""
         if not self._is_paired:
-            return self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
-        begun = Begun(self._reducing(partial_bsh))
+            leaving = self._lane.submit(lambda: self._on_lane.reduce(partial_bsh))
+            return Awaited(leaving, self._axis.waits)
+        begun = Begun(self._reducing(partial_bsh), self._axis.waits)
         assert self._axis.turns is not None
         self._axis.turns.hand_over()
         return begun
@@ -203,8 +207,9 @@ class SplitTokens(SharedTokens):
     def start_gather(self, x_buh: Tensor) -> Pending[Tensor]:
         """As in ``TensorParallel``."""
         if self._is_paired:
-            return Begun(self._gathering(x_buh))
-        return self._lane.submit(lambda: self._on_lane.gather(x_buh))
+            return Begun(self._gathering(x_buh), self._axis.waits)
+        coming = self._lane.submit(lambda: self._on_lane.gather(x_buh))
+        return Awaited(coming, self._axis.waits)
 
     def _gathering(self, x_buh: Tensor) -> Steps[Tensor]:
         """Do as ``gather`` does, in two parts."""

@@ -60,7 +60,8 @@ class GuardSettings:
         "that differs is named, and the run ends. It is checked before every save too. 0: never.",
         INTERVAL_OR_NONE, unset="so many that checks cost 0.1 % of the time")
     log_straggler: bool = flag(False,
-        "Time the passes of one iteration for every printed line, and report slow ranks.")
+        "For every printed line, tell which ranks computed for longer than usual in its iteration, "
+        "without their waits for others. --log-jsonl records it in any case.")
     manual_gc: bool = flag(False,
         "Collect Python's garbage on all ranks at the same times, so that no rank waits for "
         "another rank's collector.")

@@ -7,6 +7,7 @@ from typing import Final
 
 from megatron.parallel.lanes import Pending
 from megatron.parallel.turns import Turns
+from megatron.parallel.waits import Waits
 from megatron.runtime.communicator import Communicator
 from megatron.runtime.observer import Observer
 from megatron.runtime.offload import HostCopies
@@ -37,6 +38,7 @@ class Executor:
         position: gets the index of every instruction.
         turns: lets the two passes of a pair take turns; ``None``: one runs after the other.
         host: the copies to and from the host, for programs that include such copies.
+        waits: of passes, for collectives of their own.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Executor:
         position: Position | None = None,
         turns: Turns | None = None,
         host: HostCopies | None = None,
+        waits: Waits | None = None,
     ) -> None:
+        self._waits = Waits() if waits is None else waits
         self._passes = passes
         self._turns = turns
         self._communicator = communicator
@@ -64,7 +68,7 @@ class Executor:
 
         Args:
             program: the same on every rank.
-            recorder: records passes, collectives and waits.
+            recorder: records passes, collectives and waits, also those within passes.
             gate: must give the same answer on every rank. After ``False`` nothing more is computed,
                 and no gradient is reduced. All other communication still takes place, so that no
                 rank waits for ever.
@@ -75,6 +79,7 @@ class Executor:
         # The communicator still has the placeholder if the iteration before was abandoned.
         self._communicator.passes = passes = self._passes
         self._communicator.recorder = recorder
+        self._waits.observe = None if recorder is None else recorder.within
         carried_out = True
         under_way: dict[Comm, Pending[object]] = {}
         position = self._position
@@ -95,6 +100,7 @@ class Executor:
                 self._run_step(passes, step, recorder)
                 position.issued()
         position.at = len(position.row)
+        self._waits.observe = None
         assert not under_way, f"never waited for {', '.join(map(str, under_way))}"
         return carried_out
 

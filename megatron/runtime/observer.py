@@ -30,6 +30,10 @@ class Observer(Protocol):
         """Return a context in which the executor waits for a communication."""
         ...
 
+    def within(self) -> AbstractContextManager[None]:
+        """Return a context in which the running pass waits for a collective of its own."""
+        ...
+
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
         """Return a collective's ``work`` for a lane, wrapped so that its run is observed."""
         ...
@@ -67,6 +71,10 @@ class NamedRanges:
         inner = nullcontext() if self._also is None else self._also.waiting(comm)
         with self._named(f"wait {comm}"), inner:
             yield
+
+    def within(self) -> AbstractContextManager[None]:
+        """Name nothing: profiles show collectives within passes anyway."""
+        return nullcontext() if self._also is None else self._also.within()
 
     def timed(self, comm: Comm, work: Callable[[], T]) -> Callable[[], T]:
         """Name a collective, as in ``C1 3``."""

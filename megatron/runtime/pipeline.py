@@ -208,6 +208,7 @@ class PipelineRank:
             self.position,
             self._groups.turns,
             host,
+            self._groups.waits,
         )
         evaluation = lower(evaluation_plan(plan), costs)
         return Installed(costs, training, evaluation, passes, executor, host)

@@ -26,7 +26,6 @@ from megatron.training.guard.copies import Copies
 from megatron.training.guard.data_watch import DataWatch
 from megatron.training.guard.exits import AgreedExit
 from megatron.training.guard.losses import LossWatch
-from megatron.training.guard.stragglers import StragglerWatch
 from megatron.training.interrupted import lost_words
 from megatron.training.iteration import run_iteration
 from megatron.training.metrics.introduce import introduce
@@ -143,8 +142,6 @@ class _Loop:
         guard = config.guard
         every = guard.manual_gc_interval if guard.manual_gc else None
         self.collector = Collector(every, not guard.no_manual_gc_eval)
-        interval = config.log.log_interval if guard.log_straggler else None
-        self._stragglers = StragglerWatch(interval, state, self._say)
         self._evaluations = Evaluations(
             config.train, state, data, self.meter, self.log, config.data.full_validation
         )
@@ -237,14 +234,13 @@ class _Loop:
 
     def _train(self, iteration: int) -> None:
         meter, observation = self.meter, self._observation
-        timed = observation.times(iteration) or self._stragglers.times(iteration)
         # A guess is checked before a timed iteration, so that the iteration runs once. The open
         # step of a sharded optimizer stays open: its time belongs to the iteration.
-        if timed and self._config.optimizer.post_validation:
+        if observation.times(iteration) and self._config.optimizer.post_validation:
             self._report(self._step.settle())
         with meter.paused():
             recorder = self._last_passes.begin(observation.begin(iteration))
-            observer = meter.observer(iteration, self._stragglers.begin(iteration, recorder))
+            observer = meter.observer(iteration, recorder)
         finished = run_iteration(
             self._step,
             self._config.optimizer,
@@ -260,7 +256,6 @@ class _Loop:
         with meter.paused(), self._position.within("what was measured", may_last=True):
             self._last_passes.finished(iteration)
             observation.finished(iteration)  # may plan anew
-            self._stragglers.finished(iteration)
 
     def _skip(self, iteration: int) -> None:
         """Pass over the samples of an iteration."""

@@ -6,7 +6,7 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -273,6 +273,58 @@ def test_a_yaml_file_with_names_of_arguments_becomes_flags(
     assert data(capsys, path)[0]["not_known"] == [
         {"flag": "--pipeline-model-parallel-size ${PP}", "set": ["PP"]}
     ]
+
+
+WRITTEN: Final = """
+_target_: megatron.bridge.training.config.ConfigContainer
+ddp: {_target_: d.DistributedDataParallelConfig, use_distributed_optimizer: true}
+model:
+  _target_: megatron.bridge.models.Provider
+  activation_func: {_call_: false, _target_: torch.nn.functional.ACTIVATION}
+  attention_backend: {_args_: [1], _call_: true, _name_: flash, _target_: m.AttnBackend}
+  gated_linear_unit: GATED
+  hidden_size: 64
+  init_method: {_args_: [], _partial_: true, _target_: torch.nn.init.normal_, std: 0.02}
+  num_attention_heads: 4
+  num_layers: 8
+  pipeline_dtype: null
+  seq_length: 128
+  transformer_layer_spec: {_call_: false, _target_: megatron.bridge.specs.layer}
+optimizer:
+  lr: 0.001
+  main_grads_dtype: {_call_: false, _target_: torch.bfloat16}
+train: {global_batch_size: 8, micro_batch_size: 1, train_iters: 10}
+"""
+"""In the form in which ``ConfigContainer.to_yaml`` writes functions, types and enumerations."""
+
+
+@pytest.mark.parametrize(
+    ("function", "gated", "flag"),
+    [
+        ("silu", True, "--swiglu"),
+        ("gelu", True, "--geglu"),
+        ("gelu", False, None),
+        ("relu", False, "--relu"),
+        ("tanh", True, "--swiglu"),
+    ],
+)
+def test_a_configuration_that_megatron_bridge_has_written_becomes_flags(
+    function: str, gated: bool, flag: str | None, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("yaml")
+    path = tmp_path / "config.yaml"
+    path.write_text(WRITTEN.replace("ACTIVATION", function).replace("GATED", str(gated).lower()))
+    (found,) = data(capsys, path)
+    flags = words_by_flag(found["as_is"]["words"])
+    assert flags.keys() & {"--swiglu", "--geglu", "--relu"} == ({flag} if flag else set())
+    assert flags["--main-grads-dtype"] == ["bf16"]
+    assert flags["--attention-backend"] == ["flash"]
+    assert flags["--num-layers"] == ["8"]
+    [left] = [note for note in found["notes"] if note.startswith("not translated: ")]
+    assert "model.init_method = torch.nn.init.normal_" in left
+    assert "model.transformer_layer_spec = megatron.bridge.specs.layer" in left
+    assert ("model.activation_func" in left) == (function == "tanh")
 
 
 @pytest.mark.parametrize(

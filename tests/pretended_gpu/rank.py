@@ -62,6 +62,7 @@ class Findings:
         pinned: most of them that were pinned.
         ranges: names of NVTX ranges of the last iteration, if it was observed.
         spans: the recorded timeline of the last iteration, if it was observed.
+        waits_within: how often each pass of ``spans`` has waited for a collective of its own.
         restored: steps that were undone.
         warm: communicators that were used before the first iteration.
         warm_forms: forms of programs that were used before the first iteration.
@@ -79,6 +80,7 @@ class Findings:
     pinned: int = 0
     ranges: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    waits_within: list[int] = field(default_factory=list)
     restored: int = 0
     warm: set[str] = field(default_factory=set)
     warm_forms: set[str] = field(default_factory=set)
@@ -134,6 +136,8 @@ def run_rank(
             found.waits.append(gpu.named_waits - before)
             found.held.append(gpu.memory.held)
         found.ranges, found.spans = list(gpu.ranges), recorder.spans()
+        assert len(recorder.waits_within()) == sum(s.lane == "compute" for s in found.spans)
+        found.waits_within = [len(m.within) for m in recorder._marks if m.lane == "compute"]
         step.settle()
         if valid:
             state.pipeline.evaluate(_batch(gpu, config, state))

@@ -173,6 +173,7 @@ def streams_and_events(gpu: "PretendedGpu") -> AbstractContextManager[Any]:
             "torch.cuda.synchronize", gpu.streams.everything()
         ),
         is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: False,
         set_device=lambda device: None,
         manual_seed=lambda seed: None,
         get_device_capability=lambda device=None: (9, 0),

@@ -549,11 +549,36 @@ def test_observers_see_every_pass_and_make_nobody_wait(gpus: GpuPool) -> None:
     found = gpus.map(run_observed, config, ranks=2)
     assert_sound(found)
     for rank, own in enumerate(found):
+        assert not any(own.waits_within)
         passes = expected_passes(plan, rank)
         recorded = [(s.kind, s.microbatch, s.chunk) for s in own.spans if s.lane == "compute"]
         assert recorded == [(p.kind, p.microbatch, p.chunk) for p in plan.rows[rank]]
         assert {str(p) for p in passes} <= set(own.ranges)
         assert {"C1 4", "wait C1 4"} <= set(own.ranges)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, "none", "zb-h1", tensor=2, sequence=True),
+        full(Layout(1, "none", tensor=2)),
+    ],
+    ids=str,
+)
+def test_observers_see_the_waits_within_passes_and_make_nobody_wait(
+    layout: Layout, gpus: GpuPool
+) -> None:
+    layers = 4
+    config = Job(GPTOptions(num_layers=layers), microbatches=2).config(layout)
+    found = gpus.map(run_observed, config, ranks=2)
+    assert_sound(found)
+    for own in found:
+        passes = [span.kind for span in own.spans if span.lane == "compute"]
+        assert set(passes) >= {"F", "B"}
+        # The sums after attention and MLP of every layer, or those of their input gradients.
+        least = {"F": 2 * layers, "B": 2 * layers}
+        waits = zip(passes, own.waits_within, strict=True)
+        assert all(count >= least.get(kind, 0) for kind, count in waits)
 
 
 @pytest.mark.full

@@ -87,6 +87,7 @@ def test_every_figure_of_a_record_is_on_the_page(tmp_path: Path) -> None:
         ("idle", "idlest and busiest rank"): 0.25,
         ("reasons", "stages"): 0.3125,
         ("reasons", "vocabulary"): 0.0625,
+        ("slowest", ""): 1.25,
         ("memory", "fullest rank"): 3 << 30,
         ("memory", "emptiest rank"): 1 << 30,
         ("skipped", "skipped"): 2,
@@ -102,6 +103,7 @@ def test_every_figure_of_a_record_is_on_the_page(tmp_path: Path) -> None:
     assert own["layers"] == [{"layer": 2, "experts": 2, "loads": [0.5, 1.5]}]
     assert [bar["peak_memory"] for bar in own["ranks"]] == [1 << 30, 3 << 30]
     assert own["ranks"][1]["reasons"] == {"stages": 0.5, "vocabulary": 0.0}
+    assert [bar["slowness"] for bar in own["ranks"]] == [1.25, None]
     assert own["busiest"] == {"rank": 0, "share": 1.0}
     assert own["totals"] == {"skipped": 2, "nans": 1}
     assert own["facts"]["layout"] == {"pipeline": 2}
@@ -223,9 +225,46 @@ def test_strange_types_everywhere_are_survived(tmp_path: Path) -> None:
             records.append({**made, "config": {"model": value, "parallel": value}, "layers": value})
             records.append({**made, "layers": [{"layer": value, "expert_loads": value}]})
             records.append({**made, "mtp_losses": value, "layer_losses": value})
+            records.append({**made, "slowest": {"rank": 3, "slowness": 2.0, "tensor": value}})
+            records.append({**made, "slowest": {"rank": value, "slowness": value}})
             records.append({**made, "ranks": [{"idle": value, "idle_by_reason": value}]})
     data = data_of(write(tmp_path / "r.jsonl", *records))
     assert json.dumps(data, allow_nan=False)
+
+
+def slow(iteration: int, rank: int, slowness: float, **values: Any) -> dict[str, Any]:
+    place = {"pipeline": rank // 2, "tensor": rank % 2, "context": 0, "data": 0}
+    return interval(
+        iteration, slowest={"rank": rank, "slowness": slowness, **place, "passes": "B"}, **values
+    )
+
+
+def test_the_ranks_that_are_slowest_most_often_are_named_first(tmp_path: Path) -> None:
+    rows = [(3, 1.5), (1, 1.01), (3, 1.25), (0, 1.02), (3, 2.0), (1, 1.03)]
+    records = [slow(at, rank, slowness) for at, (rank, slowness) in enumerate(rows, 1)]
+    [run] = data_of(write(tmp_path / "r.jsonl", start(), *records, interval(7, slowest=None)))[
+        "runs"
+    ]
+    assert [own["y"] for own in run["curves"]["slowest"]] == [[1.5, 1.01, 1.25, 1.02, 2.0, 1.03]]
+    assert [(own["rank"], own["share"]) for own in run["slowest"]] == [
+        (3, 3 / 6),
+        (1, 2 / 6),
+        (0, 1 / 6),
+    ]
+    assert run["slowest"][0] == {
+        "rank": 3,
+        "share": 0.5,
+        "slowness": 1.5,
+        "place": {"pipeline": 1, "tensor": 1, "context": 0, "data": 0},
+        "passes": "B",
+    }
+
+
+def test_records_of_an_earlier_version_name_no_slowest_rank(tmp_path: Path) -> None:
+    earlier = {key: own for key, own in interval(5).items() if key != "slowest"}
+    data = data_of(write(tmp_path / "r.jsonl", start(), earlier))
+    assert data["runs"][0]["slowest"] == []
+    assert "slowest" not in {chart["name"] for chart in data["charts"]}
 
 
 def test_many_ranks_share_bars(tmp_path: Path) -> None:

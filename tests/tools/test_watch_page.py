@@ -32,13 +32,18 @@ def text(page: Page, selector: str) -> str:
     return str(page.value(f"document.querySelector({selector!r}).innerText"))
 
 
-def newest(page: Page) -> dict[str, list[str]]:
-    """The table of the newest values by the names of its rows."""
-    rows = page.value(
-        "[...document.querySelectorAll('#newest tr')]"
+def shown_rows(page: Page, selector: str) -> list[list[str]]:
+    """The cells of a table, by rows."""
+    rows: list[list[str]] = page.value(
+        f"[...document.querySelectorAll('{selector} tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
-    return {name: cells for name, *cells in rows}
+    return rows
+
+
+def newest(page: Page) -> dict[str, list[str]]:
+    """The table of the newest values by the names of its rows."""
+    return {name: cells for name, *cells in shown_rows(page, "#newest")}
 
 
 def test_a_page_in_one_file_shows_its_runs(browser: Browser, tmp_path: Path) -> None:
@@ -66,6 +71,10 @@ def test_a_page_in_one_file_shows_its_runs(browser: Browser, tmp_path: Path) -> 
         assert shown["idle, mean of the ranks"] == ["37.5 %", "37.5 %", ""]
         assert shown["restarts"] == ["1", "0", "0"]
         assert text(page, "#restarts td:nth-child(2)") == "5"
+        assert shown_rows(page, "#slowest-table")[:2] == [
+            ["run", "rank", "place", "slowest in", "times the usual, median", "most in passes"],
+            ["one.jsonl", "0", "pp 0, tp 0, cp 0, dp 0", "100.0 %", "1.25", "B"],
+        ]
         assert "12.5 %; measured 37.5 %" in text(page, "#promised-table")
         assert page.value("document.querySelectorAll('[data-chart=loss] .restart').length") == 1
         assert page.value("document.querySelectorAll('#experts canvas').length") == 1

@@ -39,10 +39,16 @@ def start(iteration: int = 0, run: str = "a", **values: Any) -> dict[str, Any]:
 def interval(iteration: int, run: str = "a", **values: Any) -> dict[str, Any]:
     ranks = [
         {"rank": 0, "peak_memory": 1 << 30, "reserved_memory": None, "idle": 0.25,
-         "idle_by_reason": {"stages": 0.125, "vocabulary": 0.125}},
+         "idle_by_reason": {"stages": 0.125, "vocabulary": 0.125},
+         "computing": {"F": 0.5, "B": 1.5}, "slowness": 1.25},
         {"rank": 1, "peak_memory": 3 << 30, "reserved_memory": None, "idle": 0.5,
-         "idle_by_reason": {"stages": 0.5, "vocabulary": 0.0}},
+         "idle_by_reason": {"stages": 0.5, "vocabulary": 0.0}, "slowness": None},
     ]  # fmt: skip
+    slowest = {
+        "rank": 0, "pipeline": 0, "tensor": 0, "context": 0, "data": 0, "slowness": 1.25,
+        "seconds": 2.0, "usual": 1.6, "passes": "B", "passes_slowness": 1.5, "median": 1.75,
+        "fastest": 1.5,
+    }  # fmt: skip
     usual = {
         "consumed_tokens": SEQ_LENGTH * BATCH * iteration,
         "seconds_per_iteration": 2.0,
@@ -55,6 +61,7 @@ def interval(iteration: int, run: str = "a", **values: Any) -> dict[str, Any]:
         "grad_norm": 1.5,
         "skipped": 0,
         "nans": 0,
+        "slowest": slowest,
         "ranks": ranks,
     }
     return record("iterations", iteration, run, **{**usual, **values})

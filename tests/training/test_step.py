@@ -20,6 +20,7 @@ from megatron.training.metrics import meter as meter_module
 from megatron.training.metrics.log import Lines, Log
 from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.records import Interval, Record, Started, Step, now
+from megatron.training.metrics.stragglers import Stragglers
 from megatron.training.post_validated_step import make_train_step
 from megatron.training.setup import TrainState, build_train_state
 from megatron.training.step import Finished, SynchronousTrainStep
@@ -164,7 +165,7 @@ def test_a_single_rank_does_not_guess(state: TrainState) -> None:
 
 def test_idle_time_comes_from_one_recorder_of_an_iteration(state: TrainState) -> None:
     """Its own, or that of somebody else; and only where a record is due."""
-    meter = Meter(started(config(2, True), 2), state.groups, Log(print), with_ranks=True)
+    meter = Meter(started(config(2, True), 2), state.groups, Log(print), Stragglers(state))
     theirs, names = Recorder(0, CPU), NamedRanges(CPU)
     assert isinstance(meter.observer(1, None), Recorder)
     assert meter.observer(1, theirs) is theirs

@@ -3,8 +3,10 @@
 The files in the order in which a script goes through them:
 
     read                 from a file to its trainings; configs and torchtitan read YAML and TOML
+      python_config      configurations in Python, as python_data reads them without running them
     words tokens         the text as words, and a word as pieces with and without quotes
     syntax statements    words as commands, branches and loops
+    sourced              files that a script reads by source
     walk                 goes through the statements; simple: a single command
       chains conditions  commands joined by && or ||; whether a branch is taken
       assigned           names to which statements assign that are not followed

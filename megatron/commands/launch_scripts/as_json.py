@@ -37,7 +37,7 @@ def as_json(source: Source, own: Judgement, gain: Gain | None, faults: list[str]
         ],
         "more_flags": [hole.text for hole in own.further],
         "unquoted": list(own.unquoted),
-        "notes": list(source.notes),
+        "notes": [*source.notes, *launch.notes],
         "defaults": dict(source.defaults or {}),
         "taken_as_empty": list(source.assumed),
         "other_defaults": list(own.other_defaults),

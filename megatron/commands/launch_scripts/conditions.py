@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from megatron.commands.launch_scripts.expand import Expander
 from megatron.commands.launch_scripts.patterns import matches
@@ -22,6 +22,9 @@ _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
 }
 _NUMBER: Final = re.compile(r"\s*-?(0|[1-9]\d{0,17})\s*", re.ASCII)
 _ALIKE: Final = ("=", "==", "!=")
+_OF_FILES: Final = ("-e", "-f", "-r", "-s")
+
+IsThere: TypeAlias = Callable[[str], bool]
 
 
 def is_test(words: tuple[Word, ...]) -> bool:
@@ -34,26 +37,27 @@ def _name(word: Word) -> str | None:
     return "((" if word.source.startswith("((") else word.plain
 
 
-def judged(words: tuple[Word, ...], expander: Expander) -> bool | None:
+def judged(words: tuple[Word, ...], expander: Expander, is_there: IsThere) -> bool | None:
     """Return whether a test holds; ``None``: it is not known.
 
     Args:
         words: a command for which ``is_test`` holds.
         expander: replaces variables.
+        is_there: tells whether a file is one that the reader can read.
     """
     test = [word for word in words if word.plain != "!" or word is not words[0]]
-    own = _judged(test, expander)
+    own = _judged(test, expander, is_there)
     return _not(own) if test[0] is not words[0] else own
 
 
-def _judged(words: list[Word], expander: Expander) -> bool | None:
+def _judged(words: list[Word], expander: Expander, is_there: IsThere) -> bool | None:
     name = _name(words[0])
     if name == "((":
         return expander.condition(words[0].pieces[-1].text, words[0].line)
     close = {"[": "]", "[[": "]]"}.get(name or "")
     inside = words[1:-1] if close and words[-1].plain == close else words[1:]
     try:
-        return _Test(inside, expander).result()
+        return _Test(inside, expander, is_there).result()
     except (IndexError, RecursionError):
         return None
 
@@ -65,8 +69,9 @@ def _not(value: bool | None) -> bool | None:
 class _Test:
     """Reads the words of a test from the first to the last."""
 
-    def __init__(self, words: list[Word], expander: Expander) -> None:
+    def __init__(self, words: list[Word], expander: Expander, is_there: IsThere) -> None:
         self._words, self._expander, self._at = words, expander, 0
+        self._is_there = is_there
 
     def result(self) -> bool | None:
         """Return whether the test holds."""
@@ -128,7 +133,8 @@ class _Test:
             return (text == "") == (operator == "-z")
         if operator == "-v":
             return self._expander.scope.get(text) is not None
-        return None
+        # A file that is missing here may be there where the script runs.
+        return True if operator in _OF_FILES and self._is_there(text) else None
 
     def _compared(self, left: str, operator: str, other: Word) -> bool | None:
         right = self._text(other)

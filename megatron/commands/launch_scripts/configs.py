@@ -72,6 +72,18 @@ _WHEN: Final[Mapping[tuple[str, object], tuple[str, ...]]] = {
 }
 """Keys with a value, and the flags that say the same; a key of two names is within a section."""
 
+_ACTIVATIONS: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
+    ("silu", True): ("--swiglu",),
+    ("gelu", True): ("--geglu",),
+    ("quick_gelu", True): ("--quick-geglu",),
+    ("gelu", False): (),
+    ("relu", False): ("--relu",),
+    ("squared_relu", False): ("--squared-relu",),
+}
+"""The function of an MLP and whether it is a gate, and the flags that say the same."""
+
+_DTYPES: Final = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
 _OTHER_SECTIONS: Final = frozenset(
     {
         *("ENV_VARS", "run", "exp_manager", "profiling", "nsys_profile", "hydra", "defaults"),
@@ -79,6 +91,13 @@ _OTHER_SECTIONS: Final = frozenset(
     }
 )
 """Sections that say nothing of a training."""
+
+
+class Named(str):
+    """The name of a function or of an object, in the place of a value."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def read_config(
@@ -105,7 +124,7 @@ def read_config(
             "a TOML file is read as one of torchtitan, with the sections [model] and [training]; "
             "give such a file, or a launch script"
         )
-    found = translated(table, has_model=has_model) if is_toml else _of_yaml(table)
+    found = translated(table, has_model=has_model) if is_toml else flags_of_keys(table)
     if not is_toml and len([w for w in found.words if w.startswith("--")]) < 2:
         raise ValueError("no key in it is a flag of Megatron-LM: give the file of a training")
     notes = list(found.notes)
@@ -150,13 +169,14 @@ def _yaml(text: str) -> Any:
         raise ValueError(f"is no YAML that can be read: {first}") from None
 
 
-def _of_yaml(table: Mapping[Any, Any]) -> Translation:
-    """Return the flags of a YAML file."""
+def flags_of_keys(table: Mapping[Any, Any]) -> Translation:
+    """Return the flags of keys, in sections or without."""
     found = Translation()
     trainer = table.get("trainer")
     if isinstance(trainer, Mapping):
         found.ranks = Ranks(_count(trainer.get("num_nodes")), _count(trainer.get("devices")))
     seen: dict[str, list[str]] = {}
+    table = {**table, "model": _with_activation(table["model"])} if "model" in table else table
     for keys, value in _leaves(table):
         words = _words(keys, value)
         if words is None:
@@ -183,11 +203,45 @@ def _leaves(table: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
         count += 1
         if count > _MOST_KEYS or len(keys) > _DEEPEST:
             raise ValueError(f"more than {_MOST_KEYS:,} keys, or {_DEEPEST} levels of them: cut it")
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (name := _name_of(value)) is not None:
+            yield keys, name
+        elif isinstance(value, Mapping):
             own = [((*keys, str(name)), inner) for name, inner in value.items()]
             waiting += reversed([leaf for leaf in own if leaf[0][-1] not in _OTHER_SECTIONS])
         else:
             yield keys, value
+
+
+def _name_of(value: Mapping[Any, Any]) -> str | None:
+    """Return the name that stands for an object of Python; ``None``: the values are a section.
+
+    ``ConfigContainer.to_yaml`` of Megatron-Bridge writes a function or a type of numbers as
+    ``_target_`` with ``_call_: false``, a member of an enumeration with its ``_name_``, and a
+    function with arguments with ``_partial_``.
+    """
+    target = value.get("_target_")
+    if not isinstance(target, str):
+        return None
+    if isinstance(value.get("_name_"), str) and "_args_" in value:
+        return str(value["_name_"])
+    if value.get("_call_") is False or value.get("_partial_") is True:
+        return _DTYPES.get(target) or Named(target)
+    return None
+
+
+def _with_activation(model: Any) -> Any:
+    """Return the section of a model with the flag of its activation in place of two keys."""
+    if not isinstance(model, Mapping):
+        return model
+    function = model.get("activation_func")
+    name = _name_of(function) if isinstance(function, Mapping) else function
+    if not isinstance(name, Named):
+        return model
+    words = _ACTIVATIONS.get((name.rpartition(".")[2], model.get("gated_linear_unit") is True))
+    if words is None:
+        return {**model, "activation_func": name}
+    own = {n: v for n, v in model.items() if n not in ("activation_func", "gated_linear_unit")}
+    return own | dict.fromkeys(words, True)
 
 
 def _words(keys: tuple[str, ...], value: Any) -> list[str] | None:
@@ -198,6 +252,8 @@ def _words(keys: tuple[str, ...], value: Any) -> list[str] | None:
     for name in (within, key):
         if isinstance(value, (bool, str, int)) and (name, value) in _WHEN:
             return list(_WHEN[name, value])
+    if isinstance(value, Named):
+        return None
     if key == "betas" and isinstance(value, list) and len(value) == 2:
         return ["--adam-beta1", str(value[0]), "--adam-beta2", str(value[1])]
     if key.startswith("--"):

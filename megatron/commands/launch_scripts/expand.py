@@ -301,7 +301,7 @@ class Expander:
         unnamed = [hole for hole in self.holes.within(value) if not hole.name.isidentifier()]
         is_one_word = not re.search(r"\s", self.holes.shown(value)) or is_hole(value)
         if unnamed and is_one_word and name.isidentifier():
-            return self.holes.mark(Hole(f"${name}", name, line))
+            return self.holes.mark(Hole(f"${name}", name, line, assigned=value))
         return value
 
 

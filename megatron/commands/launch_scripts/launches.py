@@ -70,6 +70,8 @@ class Launch:
         program: the program, as the script writes it.
         words: the words behind the program, with holes.
         times: number of times that the script starts the training.
+        notes: sentences on how this training was read.
+        is_config: whether the line is that of a configuration in Python, and starts nothing.
     """
 
     line: int
@@ -78,6 +80,8 @@ class Launch:
     program: str
     words: tuple[str, ...]
     times: int = 1
+    notes: tuple[str, ...] = ()
+    is_config: bool = False
 
     @property
     def trains_gpt(self) -> bool:

@@ -64,7 +64,8 @@ def _head(source: Source, own: Judgement) -> Iterator[str]:
     """Yield the job: its launcher and its ranks."""
     launch, ranks = own.launch, own.ranks
     where = f", line {launch.line}" if launch.line else ""
-    by = f"{launch.launcher or 'python'} starts {launch.program}" if launch.line else launch.program
+    is_command = launch.line and not launch.is_config
+    by = f"{launch.launcher or 'python'} starts {launch.program}" if is_command else launch.program
     times = f", {launch.times} times" if launch.times > 1 else ""
     yield f"{source.name}{where}: {by}{times}"
     if not launch.trains_gpt:
@@ -106,6 +107,7 @@ def _layout(own: Judgement) -> str:
 def _reading(source: Source, own: Judgement) -> Iterator[str]:
     """Yield lines for the user on how the script was read."""
     yield from source.notes
+    yield from own.launch.notes
     if source.defaults:
         shown = ", ".join(f"{name}={value}" for name, value in source.defaults.items())
         yield from _row("defaults of the script (--set NAME=VALUE gives others):", shown)

@@ -4,6 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from megatron.commands.launch_scripts.assigned import (
@@ -22,8 +23,10 @@ from megatron.commands.launch_scripts.launches import (
     launch_of,
     variables_of,
 )
+from megatron.commands.launch_scripts.sourced import SHELL_ENDS, CycleError, Sources
 from megatron.commands.launch_scripts.statements import Block, Simple
 from megatron.commands.launch_scripts.sums import value_of_sum
+from megatron.commands.launch_scripts.syntax import statements_of
 from megatron.commands.launch_scripts.tokens import Word
 from megatron.commands.launch_scripts.values import (
     HOLE,
@@ -33,6 +36,7 @@ from megatron.commands.launch_scripts.values import (
     Scope,
     is_ambient,
 )
+from megatron.flags.readable import as_error
 
 _ENDS: Final = frozenset({"exit", "return"})
 _WITH_KINDS: Final = frozenset({"declare", "typeset", "local"})
@@ -43,13 +47,15 @@ _QUIET: Final = frozenset({"echo", "printf", "cat", "mkdir", ":", "cd", "ls", "r
 class Commands(ABC):
     """Reads commands one after the other; a subclass goes through the statements around them."""
 
-    def __init__(self, text: str, given: dict[str, str]) -> None:
+    def __init__(self, text: str, given: dict[str, str], sources: Sources) -> None:
         directives = directives_of(text)
         told = {name: value for name, value in given.items() if name.isidentifier()}
         places = {name: value for name, value in given.items() if re.fullmatch(r"[1-9]\d?", name)}
         own: dict[str, str | Array] = {**variables_of(directives), **told, **places}
         self._expander = Expander(Scope(own), Holes(), given, tell=self._note)
         self._directives, self._given, self._text = directives, given, text
+        self._sources, self._from = sources, 0
+        """The files that are read, and the line of the script that asks for the open one."""
         self._functions: dict[str, Block] = {}
         self._launches: dict[Launch, int] = {}
         self._notes: dict[str, int] = {}
@@ -86,7 +92,9 @@ class Commands(ABC):
 
     def _note(self, line: int, text: str) -> None:
         line += self._offset
-        self._notes.setdefault(f"line {line}: {text}", line)
+        within = self._sources.reading
+        where = f"line {line}" if within is None else f"{within}, line {line}"
+        self._notes.setdefault(f"{where}: {text}", self._from or line)
 
     def _fields(self, word: Word) -> list[str]:
         return self._expander.fields(word)
@@ -226,8 +234,6 @@ class Commands(ABC):
             return True
         own: dict[str, Callable[[list[str], int], None]] = {
             "eval": self._eval,
-            "source": self._source,
-            ".": self._source,
             "set": self._set,
             "shift": self._shift,
             "unset": self._unset,
@@ -240,6 +246,8 @@ class Commands(ABC):
         }
         if name in own:
             own[name](words[1:], line)
+        elif name in ("source", "."):
+            return self._source(words[1:], line)
         elif name in self._functions:
             return self._call(name, words[1:], line)
         elif name.startswith("--") and len(words) <= 40:
@@ -262,7 +270,10 @@ class Commands(ABC):
             self._nested(words, text, line)
             return
         launch = launch_of(
-            [*self._wrapper, *words], line + self._offset, self._expander.holes, self._directives
+            [*self._wrapper, *words],
+            self._from or line + self._offset,
+            self._expander.holes,
+            self._directives,
         )
         if launch is not None:
             self._launches[launch] = self._launches.get(launch, 0) + 1
@@ -295,10 +306,64 @@ class Commands(ABC):
         finally:
             self._offset = before
 
-    def _source(self, words: list[str], line: int) -> None:
-        name = self._expander.holes.shown(words[0]) if words else ""
-        self._note(line, f"source {name}: not read; its variables are given by --set NAME=VALUE")
-        self._others.setdefault(name)
+    def _source(self, words: list[str], line: int) -> bool:
+        """Read the statements of another file; return whether they end the script."""
+        name, holes = words[0] if words else "", self._expander.holes
+        found = self._sources.find(name, holes)
+        why = "" if HOLE.search(name) else self._sources.places(name)
+        fault = f"there is no such file in {why}" if why else ""
+        if found is not None:
+            try:
+                text = self._sources.text(found)
+            except CycleError as error:
+                raise ScriptError(line + self._offset, str(error)) from error
+            except (OSError, ValueError) as error:
+                fault = as_error(error)
+            else:
+                return self._sourced(found, text, words, line)
+        told = f"not read{f' ({fault})' if fault else ''}; its variables are given by --set"
+        self._note(line, f"source {holes.shown(name)}: {told} NAME=VALUE")
+        self._others.setdefault(holes.shown(name))
+        return False
+
+    def _sourced(self, path: Path, text: str, words: list[str], line: int) -> bool:
+        """Read the text of another file with its arguments; return whether it ends the script."""
+        self._note(line, f"source {path}: read")
+        line += self._offset
+        scope, before = self._scope, (self._offset, self._from)
+        places = scope.places, scope.has_places
+        if len(words) > 1:
+            scope.places, scope.has_places = tuple(words[1:]), True
+        self._offset, self._from = 0, self._from or line
+        self._text += f"\n{text}"
+        self._sources.enter(path)
+        try:
+            with self._deeper(line):
+                self._expander.budget.keep(line, f"the text of {path}", len(text))
+                ended = self._whole(statements_of(text), line)
+        except ScriptError as error:
+            raise ScriptError(line, f"in {path}, {error}") from error
+        finally:
+            self._sources.leave()
+            self._offset, self._from = before
+        if len(words) > 1:
+            self._scope.places, self._scope.has_places = places
+        return ended
+
+    def _whole(self, block: Block, line: int) -> bool:
+        """Read all statements of a file; a return ends the file, and an exit the script."""
+        returns = self._returns
+        ended = self._block(block)
+        returned = self._returns - returns
+        if returned > ended:
+            self._forget_all(self._assigned_in(block), line, "a file that returns early or not")
+        self._returns = returns
+        return ended and not returned
+
+    def _is_there(self, name: str) -> bool:
+        """Return whether a name is that of a file for a shell that can be read."""
+        is_shell = name.endswith(SHELL_ENDS)
+        return is_shell and self._sources.find(name, self._expander.holes) is not None
 
     def _set(self, words: list[str], line: int) -> None:
         if words and words[0] == "--":

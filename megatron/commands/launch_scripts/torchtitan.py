@@ -4,7 +4,7 @@ Only the settings of the training are there: the sizes of the model stand in tor
 the name and flavor that the file gives. ``--model`` tells them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,8 +50,20 @@ _SAME: Final = {
 }
 """Keys with the flag that takes their value."""
 
+_OPTIONS: Final = {
+    **_SAME,
+    "optimizer.lr": "--lr",
+    "training.local_batch_size": "--micro-batch-size",
+    "training.global_batch_size": "--global-batch-size",
+    "lr_scheduler.min_lr_factor": "--min-lr",
+    "lr_scheduler.decay_type": "--lr-decay-style",
+    "parallelism.pipeline_parallel_schedule": "--pipeline-schedule",
+}
+"""Keys with the flag that depends on them, and that takes one value."""
+
 _IDLE: Final = frozenset(
     {
+        *("hf_assets_path", "dump_folder", "dataloader.dataset", "dataloader.dataset_path"),
         *("job.description", "job.print_args", "job.config_file", "job.dump_folder"),
         *("training.dataset", "training.compile", "training.gc_freq", "training.gc_debug"),
         *("training.mixed_precision_reduce", "compile.enable", "compile.components"),
@@ -93,12 +105,16 @@ def is_torchtitan(table: Table) -> bool:
     return isinstance(table.get("model"), Mapping) and isinstance(table.get("training"), Mapping)
 
 
-def translated(table: Table, *, has_model: bool) -> Translation:
+def translated(
+    table: Table, *, has_model: bool, computed: frozenset[str] = frozenset()
+) -> Translation:
     """Return the flags of a configuration of torchtitan.
 
     Args:
         table: the tables of the file.
         has_model: whether the user tells the sizes of the model.
+        computed: keys and sections of which only a run would tell the values. Their flags are left
+            out.
 
     Raises:
         ValueError: a size is no number.
@@ -116,7 +132,11 @@ def translated(table: Table, *, has_model: bool) -> Translation:
         _pipeline(values, found),
         _others(values, found),
     )
-    taken = [f"{key} = {_DEFAULTS[key]}" for key in _DEFAULTS if key not in keys]
+    unknown = [own for own in _OPTIONS if not computed.isdisjoint((own, own.partition(".")[0]))]
+    if "training.local_batch_size" in unknown:  # a batch that is not given is made of it
+        unknown.append("training.global_batch_size")
+    _leave_out(unknown, keys, found)
+    taken = [f"{key} = {_DEFAULTS[key]}" for key in _DEFAULTS if key not in (*keys, *unknown)]
     if taken:
         found.notes.append(f"torchtitan's defaults: {', '.join(taken)}")
     name = f"{keys.get('model.name', '?')} {keys.get('model.flavor', '?')}"
@@ -128,6 +148,19 @@ def translated(table: Table, *, has_model: bool) -> Translation:
     left = [key for key in keys if key not in done and key not in _IDLE and not _is_off(keys[key])]
     found.left += [f"{key} = {keys[key]!r}" for key in left if key.split(".")[0] != "profiling"]
     return found
+
+
+def _leave_out(unknown: Sequence[str], keys: Table, found: Translation) -> None:
+    """Leave out the flags of keys that only a run would tell."""
+    left = []
+    for key in unknown:
+        option = _OPTIONS[key]
+        if key not in keys and option in found.words:
+            at = found.words.index(option)
+            del found.words[at : at + 2]
+            left.append(option)
+    if left:
+        found.notes.append(f"left out, because a run computes them: {', '.join(left)}")
 
 
 def _leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:

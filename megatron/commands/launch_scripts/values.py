@@ -43,12 +43,14 @@ class Hole:
         name: the variable that would tell the value; empty: there is none.
         line: number of the line of its first use.
         choices: the values that branches of the script give it.
+        assigned: of a variable, the value that it has been given, with holes; empty: not one value.
     """
 
     text: str
     name: str
     line: int
     choices: tuple[str, ...] = ()
+    assigned: str = ""
 
     @property
     def way_out(self) -> str:
@@ -62,11 +64,12 @@ class Holes:
 
     def __init__(self) -> None:
         self._all: list[Hole] = []
-        self._numbers: dict[tuple[str, str, tuple[str, ...]], int] = {}
+        self._numbers: dict[tuple[str, str, tuple[str, ...], str], int] = {}
 
     def mark(self, hole: Hole) -> str:
         """Return the mark that stands for a hole in a value."""
-        number = self._numbers.setdefault((hole.text, hole.name, hole.choices), len(self._all))
+        key = hole.text, hole.name, hole.choices, hole.assigned
+        number = self._numbers.setdefault(key, len(self._all))
         if number == len(self._all):
             self._all.append(hole)
         return f"\0{number}\0"

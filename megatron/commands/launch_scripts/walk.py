@@ -8,6 +8,7 @@ a note.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from megatron.commands.launch_scripts.assigned import (
@@ -33,6 +34,7 @@ from megatron.commands.launch_scripts.launches import (
 from megatron.commands.launch_scripts.merge import Merging
 from megatron.commands.launch_scripts.patterns import matches
 from megatron.commands.launch_scripts.simple import Commands
+from megatron.commands.launch_scripts.sourced import Sources
 from megatron.commands.launch_scripts.statements import (
     Block,
     Branches,
@@ -83,17 +85,21 @@ class Script:
     others: tuple[str, ...]
 
 
-def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
+def read_script(
+    text: str, given: Mapping[str, str] | None = None, path: Path | None = None
+) -> Script:
     """Read a script.
 
     Args:
         text: the script.
         given: values of its variables, of $1 and so on, and of commands as it writes them.
+        path: of the script, from whose folder the files are looked for that it sources; ``None``:
+            no such file is read.
 
     Raises:
         ScriptError: quotes or reserved words do not match, or a limit is exceeded.
     """
-    reader = _Reader(text, dict(given or {}))
+    reader = _Reader(text, dict(given or {}), Sources(path))
     try:
         reader.read(text)
     except RecursionError:
@@ -181,7 +187,7 @@ class _Reader(Commands):
         if len(condition) == 1:
             match condition[0]:
                 case Simple(words=words) if is_test(words):
-                    return judged(words, self._expander)
+                    return judged(words, self._expander, self._is_there)
                 case Simple(words=(Word() as only,)) if only.plain in CONSTANTS:
                     return only.plain != "false"
                 case Chain(links=links) if all(joint in ("", "&&", "||") for joint, _ in links):
@@ -327,7 +333,7 @@ class _Reader(Commands):
         A command counts as done well, but what is assigned behind it is not known.
         """
         found: bool | None = True
-        is_sure = True
+        is_sure, returns = True, self._returns
         for joint, parts in pipelines(own.links):
             if joint and not is_sure and self._matters(parts):
                 found = None
@@ -342,7 +348,8 @@ class _Reader(Commands):
                 self._statement(piped(parts))
                 found, is_sure = True, False
             elif self._statement(one):
-                return joint == ""
+                # Behind a test, exit is for another use of the script than this one.
+                return joint == "" or (is_sure and self._returns > returns)
             else:
                 found, is_sure = self._done_well(one)
             if one is None and "lastpipe" in self._text:

@@ -86,6 +86,8 @@ CHARTS: Final = (
            ("idle min", "idlest and busiest rank", "edge")), promise="idle"),
     Chart("reasons", "Idle by reason", "share of that time, mean of the ranks", "percent",
           prefix="idle: "),
+    Chart("slowest", "Slowest rank", "computing time, times the usual one", "number",
+          (("slowness", "", "line"),)),
     Chart("memory", "Peak memory", "GiB since the start of the processes", "bytes",
           (("peak_memory max", "fullest rank", "line"),
            ("peak_memory min", "emptiest rank", "edge"),

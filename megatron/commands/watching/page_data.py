@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 import numpy as np
 
-from megatron.commands.watching.by_rank import layers_json, ranks_json
+from megatron.commands.watching.by_rank import layers_json, ranks_json, slowest_json
 from megatron.commands.watching.charts import CHARTS, Chart, Curve, is_worth_showing
 from megatron.commands.watching.run import Run
 from megatron.commands.watching.table import KEPT, Numbers, thinned
@@ -175,6 +175,7 @@ def _run_json(run: Run) -> dict[str, Any]:
         "usual": _usual(run),
         "slow": _slow(run),
         "busiest": _busiest(run),
+        "slowest": slowest_json(run),
         "ranks": ranks_json(run.ranks),
         "layers": layers_json(run.layers),
         "written": [asdict(own) for own in reversed(run.written)],

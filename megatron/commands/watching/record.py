@@ -83,6 +83,10 @@ def interval_values(record: Record) -> dict[str, float]:
     values = {name: number(record.get(name)) for name in PLAIN}
     values |= dict(_losses(record))
     values |= _of_ranks(ranks_of(record))
+    slowest = part(record, "slowest")
+    if isinstance(slowest, dict):
+        values["slowness"] = number(slowest.get("slowness"))
+        values["slowest rank"] = number(slowest.get("rank"))
     return {name: value for name, value in values.items() if value == value}
 
 
@@ -104,6 +108,14 @@ def texts_of(record: Record) -> list[dict[str, str]]:
         {name: word(own.get(name), longest=_LONGEST_TEXT) for name in ("prompt", "text")}
         for own in rows[:_MOST_TEXTS]
     ]
+
+
+def slowest_facts(record: Record) -> dict[str, Any]:
+    """Return the coordinates of the slowest rank, and the passes in which it lost most."""
+    names = ("pipeline", "tensor", "context", "data")
+    places = {name: number(part(record, "slowest", name)) for name in names}
+    known = {name: int(place) for name, place in places.items() if place == place}
+    return {"place": known, "passes": word(part(record, "slowest", "passes"))}
 
 
 def ranks_of(record: Record) -> list[Record]:

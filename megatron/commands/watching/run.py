@@ -16,6 +16,7 @@ from megatron.commands.watching.record import (
     part,
     ranks_of,
     seconds_of,
+    slowest_facts,
     texts_of,
     word,
 )
@@ -26,6 +27,8 @@ MOST_RESTARTS: Final = 1000
 
 MOST_GENERATIONS: Final = 20
 """Iterations of a run whose texts are kept: the last ones."""
+_MOST_SLOWEST: Final = 10_000
+"""Ranks whose coordinates are kept."""
 
 _MOST_SETS: Final = 64
 """Sets of evaluations that are kept."""
@@ -78,6 +81,7 @@ class Run:
         ranks: figures of the ranks in the newest interval that has some.
         layers: figures of the layers with experts, as ``ranks``.
         written: texts, by iteration.
+        slowest: by rank, the coordinates and passes of ranks that have been the slowest ones.
         began: seconds since 1970 of the first record.
         latest: the same of the last record.
         has_ended: whether the last processes have ended in good order.
@@ -93,6 +97,7 @@ class Run:
     ranks: list[Record] = field(default_factory=list)
     layers: list[Record] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    slowest: dict[float, dict[str, Any]] = field(default_factory=dict)
     began: float = nan
     latest: float = nan
     has_ended: bool = False
@@ -148,6 +153,10 @@ class Run:
             values["tokens"] = values["consumed_tokens"]
         self.intervals.put(record["iteration"], values)
         self.ranks = ranks_of(record) or self.ranks
+        if (rank := values.get("slowest rank", nan)) == rank and (
+            rank in self.slowest or len(self.slowest) < _MOST_SLOWEST
+        ):
+            self.slowest[rank] = slowest_facts(record)
         layers = record.get("layers")
         if isinstance(layers, list) and layers:
             self.layers = [own for own in layers if isinstance(own, dict)]

@@ -14,6 +14,7 @@ from megatron.training.metrics.log_line import introduction, vocabulary_words
 from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.peak_tflops import peak_of_rank
 from megatron.training.metrics.records import Started, now
+from megatron.training.metrics.stragglers import Stragglers
 from megatron.training.progress import Progress, total_iterations
 from megatron.training.setup import TrainState
 
@@ -55,8 +56,9 @@ def introduce(config: RunConfig, state: TrainState, start: Progress, log: Log) -
         planned_idle=planned_idle(state.run_plan) if log.wants_ranks else None,
     )
     log.write(started)
-    with_ranks = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
-    return Meter(started, groups, log, with_ranks=with_ranks)
+    wanted = groups.world.all_gather_object(log.wants_ranks)[0]  # rank 0 alone has sinks
+    by_rank = wanted or config.guard.log_straggler
+    return Meter(started, groups, log, Stragglers(state) if by_rank else None)
 
 
 def planned_idle(run_plan: RunPlan) -> float | None:

@@ -26,10 +26,12 @@ from megatron.training.metrics.records import (
     Interval,
     LayerFigures,
     RankFigures,
+    Slowest,
     Started,
     Step,
     now,
 )
+from megatron.training.metrics.stragglers import Stragglers, report
 from megatron.training.step import Finished
 
 Pause = Literal["save", "evaluation", "other"]
@@ -46,7 +48,8 @@ RECENT: Final = 100
 class Meter:
     """Times the iterations of a run; every rank has a meter, and all ranks call it in step.
 
-    With ``with_ranks``, memory and idle time are recorded by rank; all ranks give the same value.
+    With ``stragglers``, memory, idle time and computing time are recorded by rank; then all ranks
+    give it.
 
     Attributes:
         recent: number, from 1, and seconds of the last ``RECENT`` iterations after the warm-up, but
@@ -54,13 +57,13 @@ class Meter:
     """
 
     def __init__(
-        self, started: Started, groups: Groups, log: Log, *, with_ranks: bool = False
+        self, started: Started, groups: Groups, log: Log, stragglers: Stragglers | None = None
     ) -> None:
         self._started, self._config = started, started.config
         self._seq_length = started.config.model.seq_length
         self._groups = groups
         self._log = log
-        self._with_ranks = with_ranks
+        self._stragglers = stragglers
         self._consumed = started.consumed_samples
         self._batch = self._trained = 0  # samples of the last iteration, and of the interval
         self._losses: list[float] = []
@@ -89,7 +92,7 @@ class Meter:
 
         An ``other`` observer that is a recorder serves both purposes, and is returned itself.
         """
-        if not self._with_ranks or not self._is_recorded(number):
+        if self._stragglers is None or not self._is_recorded(number):
             return other
         if other is not None and not isinstance(other, Recorder):
             return other
@@ -135,7 +138,11 @@ class Meter:
             return
         finished, end = self._unrecorded
         seconds = end - self._begin
-        self._log.write(self._interval(finished, seconds, self._figures(finished.number)))
+        figures, slowest = self._figures(finished.number)
+        self._log.write(self._interval(finished, seconds, figures, slowest))
+        if self._config.guard.log_straggler:
+            for line in report(finished.number + 1, figures, slowest):
+                self._log.say(line)
         with self.paused():
             self.report_memory(finished.number + 1)
         self._losses, self._skipped, self._nans, self._unrecorded = [], 0, 0, None
@@ -175,13 +182,16 @@ class Meter:
         """Whether an interval ends with iteration ``number``."""
         return (number + 1) % self._config.log.log_interval == 0
 
-    def _figures(self, number: int) -> tuple[RankFigures, ...]:
-        """Return memory and idle time by rank, if they are recorded."""
-        if not self._with_ranks:
-            return ()
+    def _figures(self, number: int) -> tuple[tuple[RankFigures, ...], Slowest | None]:
+        """Return the figures of all ranks if they are recorded, and on rank 0 the slowest rank."""
+        if self._stragglers is None:
+            return (), None
         recorder = self._recorders.pop(number, None)
         passes = None if recorder is None else pass_times(recorder)
-        return gather_figures(self._groups, peak_memory(self._groups.device), passes)
+        figures = gather_figures(self._groups, peak_memory(self._groups.device), passes)
+        if self._groups.world.rank != 0:  # rank 0 writes the record
+            return figures, None
+        return self._stragglers.compared(figures)
 
     def _step(self, finished: Finished, seconds: float) -> Step:
         return Step(
@@ -206,7 +216,11 @@ class Meter:
         return learning_rate(self._config.optimizer, counted)
 
     def _interval(
-        self, finished: Finished, seconds: float, ranks: tuple[RankFigures, ...]
+        self,
+        finished: Finished,
+        seconds: float,
+        ranks: tuple[RankFigures, ...],
+        slowest: Slowest | None,
     ) -> Interval:
         started, samples_per_second = self._started, self._trained / seconds
         of_sample = started.flops // self._config.train.global_batch_size
@@ -231,6 +245,7 @@ class Meter:
             nans=self._nans,
             seconds_in_saves=self._paused["save"],
             seconds_in_evaluations=self._paused["evaluation"],
+            slowest=slowest,
             ranks=ranks,
             loss_scale=finished.loss_scale,
             mtp_losses=tuple(map(fmean, zip(*self._mtp_losses, strict=True))),

@@ -9,6 +9,9 @@ The idle share has parts by reason, which add up to it. ``stages``, ``vocabulary
 ``copies`` are waits for a message of another stage, a collective of the vocabulary, gradients or
 parameters of replicas, and a copy to or from the host. In ``end`` the rank is done and others are
 not. ``other`` is the rest: the host issues a pass late.
+
+A rank computes while it runs passes, but for the waits for collectives within them: of tensor-,
+context- and expert-parallel ranks. So the computing time of a rank does not depend on the others.
 """
 
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ import torch
 from megatron.parallel.groups import Groups
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS, STAGE_KINDS
+from megatron.schedules.passes import PASS_KINDS, PLANNED_KINDS
 from megatron.simulator.simulate import Span
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.records import RankFigures
@@ -44,11 +48,13 @@ class PassTimes(NamedTuple):
         busy: in which the rank ran passes.
         elapsed: from its first wait or pass to the end of its last pass.
         waits: in which it waited within that time, for each of ``WAITS``.
+        computing: in which it computed, for each of ``PLANNED_KINDS``.
     """
 
     busy: float
     elapsed: float
     waits: tuple[float, ...] = (0.0,) * len(WAITS)
+    computing: tuple[float, ...] = (0.0,) * len(PLANNED_KINDS)
 
 
 def pass_times(recorder: Recorder) -> PassTimes | None:
@@ -69,7 +75,8 @@ def pass_times(recorder: Recorder) -> PassTimes | None:
     end = max(span.end for span in passes)
     busy = sum(span.end - span.start for span in passes)
     waits = [span for span in spans if span.lane == "wait" and begin <= span.start < end]
-    return PassTimes(busy, end - begin, _by_reason(waits, end))
+    within = recorder.waits_within()[-len(passes) :]
+    return PassTimes(busy, end - begin, _by_reason(waits, end), _by_kind(passes, within))
 
 
 def _by_reason(waits: Sequence[Span], end: float) -> tuple[float, ...]:
@@ -80,6 +87,14 @@ def _by_reason(waits: Sequence[Span], end: float) -> tuple[float, ...]:
     return tuple(found.values())
 
 
+def _by_kind(passes: Sequence[Span], within: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds of passes without the waits within them, for each of ``PLANNED_KINDS``."""
+    found: dict[str, float] = dict.fromkeys(PASS_KINDS, 0.0)
+    for span, wait in zip(passes, within, strict=True):
+        found[span.kind] += span.end - span.start - wait
+    return tuple(found[kind] for kind in PLANNED_KINDS)  # U, an update, is in no plan
+
+
 def gather_figures(
     groups: Groups, memory: PeakMemory, passes: PassTimes | None
 ) -> tuple[RankFigures, ...]:
@@ -88,25 +103,30 @@ def gather_figures(
     ``passes`` is the result of ``pass_times`` on this rank.
     """
     hosts = groups.world_hosts
-    busy, elapsed, waits = passes or PassTimes(_UNKNOWN, _UNKNOWN)
+    own = passes or PassTimes(_UNKNOWN, _UNKNOWN)
     reserved = _UNKNOWN if memory.reserved is None else float(memory.reserved)
-    figures = torch.zeros(hosts.size, 4 + len(WAITS), dtype=torch.float64)
+    figures = torch.zeros(hosts.size, 4 + len(WAITS) + len(PLANNED_KINDS), dtype=torch.float64)
     figures[hosts.rank] = torch.tensor(
-        [memory.held, reserved, busy, elapsed, *waits], dtype=torch.float64
+        [memory.held, reserved, own.busy, own.elapsed, *own.waits, *own.computing],
+        dtype=torch.float64,
     )
     hosts.all_reduce(figures)  # one message, where gathering objects would take two
     longest = float(figures[:, 3].max())
-    return tuple(
-        RankFigures(
-            rank=rank,
-            peak_memory=int(held),
-            reserved_memory=None if reserved == _UNKNOWN else int(reserved),
-            idle=None if busy == _UNKNOWN else 1 - busy / longest,
-            idle_by_reason={}
-            if busy == _UNKNOWN
-            else _shares(PassTimes(busy, elapsed, tuple(waits)), longest),
-        )
-        for rank, (held, reserved, busy, elapsed, *waits) in enumerate(figures.tolist())
+    return tuple(_figures(rank, row, longest) for rank, row in enumerate(figures.tolist()))
+
+
+def _figures(rank: int, row: Sequence[float], longest: float) -> RankFigures:
+    """Return the figures of a rank from its row of the message; ``longest`` as for ``_shares``."""
+    held, reserved, busy, elapsed, *seconds = row
+    memory = rank, int(held), None if reserved == _UNKNOWN else int(reserved)
+    if busy == _UNKNOWN:
+        return RankFigures(*memory)
+    waits, computing = tuple(seconds[: len(WAITS)]), seconds[len(WAITS) :]
+    return RankFigures(
+        *memory,
+        idle=1 - busy / longest,
+        idle_by_reason=_shares(PassTimes(busy, elapsed, waits), longest),
+        computing={k: t for k, t in zip(PLANNED_KINDS, computing, strict=True) if t > 0},
     )
 
 

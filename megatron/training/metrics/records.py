@@ -75,13 +75,54 @@ class Step:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """Memory and idle time of one rank; ``idle_by_reason`` has the parts of ``idle``."""
+    """Memory and times of one rank.
+
+    Attributes:
+        idle_by_reason: the parts of ``idle``.
+        computing: seconds of its passes by kind, without waits within them; empty: not known.
+        slowness: the computing time over the usual one.
+    """
 
     rank: int
     peak_memory: int
     reserved_memory: int | None = None
     idle: float | None = None
     idle_by_reason: Mapping[str, float] = field(default_factory=dict)
+    computing: Mapping[str, float] = field(default_factory=dict)
+    slowness: float | None = None
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The slowest rank in an iteration, by its computing time; see ``metrics/stragglers.py``.
+
+    Attributes:
+        rank: in the job.
+        pipeline: its coordinate pp.
+        tensor: its coordinate tp.
+        context: its coordinate cp.
+        data: its coordinate dp.
+        slowness: ``seconds`` over ``usual``.
+        seconds: its computing time.
+        usual: computing time that its work takes on the median rank.
+        passes: kind of passes in which it loses most.
+        passes_slowness: time of these passes over their usual time.
+        median: computing time of the median of all ranks.
+        fastest: the shortest computing time of a rank.
+    """
+
+    rank: int
+    pipeline: int
+    tensor: int
+    context: int
+    data: int
+    slowness: float
+    seconds: float
+    usual: float
+    passes: str
+    passes_slowness: float
+    median: float
+    fastest: float
 
 
 @dataclass(frozen=True)
@@ -107,6 +148,7 @@ class Interval:
     nans: int = 0
     seconds_in_saves: float = 0.0
     seconds_in_evaluations: float = 0.0
+    slowest: Slowest | None = None
     ranks: tuple[RankFigures, ...] = ()
     loss_scale: float | None = None
     mtp_losses: tuple[float, ...] = ()

@@ -49,6 +49,8 @@ def test_a_line_for_every_event_but_single_iterations(tmp_path: Path) -> None:
         "reserved_memory": None,
         "idle": 0.375,
         "idle_by_reason": {},
+        "computing": {},
+        "slowness": None,
     }
     assert validation["perplexity"] == math.exp(2)
 

@@ -8,7 +8,7 @@ from harness.rank_pool import RankPool
 from megatron.parallel.groups import single_rank
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.needs import Comm, CommKind
-from megatron.schedules.passes import Pass
+from megatron.schedules.passes import PLANNED_KINDS, Pass
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.rank_figures import WAITS, PassTimes, gather_figures, pass_times
 from megatron.training.metrics.records import RankFigures
@@ -27,13 +27,14 @@ def test_every_rank_has_the_figures_of_all(ranks: RankPool) -> None:
     """Rank 0 is busy for 3 of the 4 s that rank 1 needs, although it is done after 3.5 s."""
     passes = [
         PassTimes(3.0, 3.5, (0.25, 0.0, 0.0, 0.0)),
-        PassTimes(2.0, 4.0, (0.5, 1.0, 0.25, 0.125)),
+        PassTimes(2.0, 4.0, (0.5, 1.0, 0.25, 0.125), computing(F=0.5, B=1.25)),
     ]
     one, other = ranks.run(figures_on_rank, 2, passes=passes)
     waits = {"stages": 0.0625, "vocabulary": 0.0, "replicas": 0.0, "copies": 0.0}
     first = RankFigures(0, 1000, None, 0.25, {**waits, "end": 0.125, "other": 0.0625})
     waits = {"stages": 0.125, "vocabulary": 0.25, "replicas": 0.0625, "copies": 0.03125}
-    second = RankFigures(1, 2000, 2000, 0.5, {**waits, "end": 0.0, "other": 0.03125})
+    reasons = {**waits, "end": 0.0, "other": 0.03125}
+    second = RankFigures(1, 2000, 2000, 0.5, reasons, {"F": 0.5, "B": 1.25})
     assert one == other == (first, second)
     assert all(sum(own.idle_by_reason.values()) == own.idle for own in one)
 
@@ -43,6 +44,10 @@ def test_a_rank_that_has_measured_nothing_has_no_share(ranks: RankPool) -> None:
     assert one == other
     assert [rank.idle for rank in one] == [None, 0.5]
     assert one[0].idle_by_reason == {}
+
+
+def computing(**seconds: float) -> tuple[float, ...]:
+    return tuple(seconds.get(kind, 0.0) for kind in PLANNED_KINDS)
 
 
 class Moments:
@@ -70,7 +75,7 @@ def test_the_time_goes_from_the_first_wait_to_the_last_pass(
             pass
     with recorder.waiting(Comm("C0", 0, 0)):
         pass
-    assert pass_times(recorder) == (3.0, 8.0, (0.0, 2.0, 0.0, 0.0))
+    assert pass_times(recorder) == (3.0, 8.0, (0.0, 2.0, 0.0, 0.0), computing(F=2.0, B=1.0))
 
 
 def test_of_an_iteration_that_ran_twice_the_second_run_counts(
@@ -88,7 +93,29 @@ def test_of_an_iteration_that_ran_twice_the_second_run_counts(
         if run == 0:
             with recorder.waiting(Comm("C0", 0, 0)):
                 pass
-    assert pass_times(recorder) == (5.0, 7.0, (0.0, 1.0, 0.0, 0.0))
+    assert pass_times(recorder) == (5.0, 7.0, (0.0, 1.0, 0.0, 0.0), computing(F=2.0, B=3.0))
+
+
+def test_a_wait_within_a_pass_is_no_computing_and_an_update_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It begins at 0. F waits from 2 to 4 and from 5 to 6, a pair from 11 to 15."""
+    forward, pair, update = (1.0, 2.0, 4.0, 5.0, 6.0, 9.0), (10.0, 11.0, 15.0, 20.0), (20.0, 22.0)
+    clock = Moments(0.0, *forward, *pair, *update)
+    monkeypatch.setattr("megatron.runtime.timeline.time", clock)
+    recorder = Recorder(0, CPU)
+    with recorder.span(Pass("F", 0)):
+        for _ in range(2):
+            with recorder.within():
+                pass
+    with recorder.pair(Pass("F", 1), Pass("B", 0)), recorder.within():
+        pass
+    with recorder.span(Pass("U", 0)):
+        pass
+    assert recorder.waits_within() == [3.0, 2.0, 2.0, 0.0]
+    found = pass_times(recorder)
+    assert found is not None
+    assert (found.busy, found.computing) == (20.0, computing(F=5.0 + 3.0, B=3.0))
 
 
 def test_without_passes_there_is_no_time() -> None:

@@ -3,7 +3,7 @@
 import { ChartView } from "./chart.js";
 import { openFeed } from "./feed.js";
 import { AXES, whole } from "./forms.js";
-import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, drawTexts, stateOf } from "./parts.js";
+import { drawExperts, drawFigures, drawNewest, drawPromised, drawRanks, drawRestarts, drawSlow, drawSlowest, drawTexts, stateOf } from "./parts.js";
 import { debounced, element, made, percent } from "./words.js";
 
 const PAUSE = 2000; // milliseconds at least between two questions for new values
@@ -65,6 +65,7 @@ function render() {
   drawPromised(page.values.promise, runs);
   drawTexts(runs);
   drawRanks(runs);
+  drawSlowest(runs);
   drawExperts(runs);
   drawRestarts(runs);
   drawSlow(runs);

@@ -105,12 +105,21 @@ export function drawTexts(runs) {
   fill("texts-table", content);
 }
 
-/** Bars of memory and of idle time by rank, for every run. */
+/** The ranks that are slowest most often, for every run. */
+export function drawSlowest(runs) {
+  const letters = { pipeline: "pp", tensor: "tp", context: "cp", data: "dp" };
+  const rows = runs.flatMap((run) => run.slowest.map(({ rank, share, slowness, place, passes }) =>
+    [run.title, whole(rank), Object.entries(place ?? {}).map(([axis, at]) => `${letters[axis]} ${at}`).join(", "), percent(share), short(slowness), passes ?? ""]));
+  element("slowest").hidden = !rows.length;
+  fill("slowest-table", table(["run", "rank", "place", "slowest in", "times the usual, median", "most in passes"], rows));
+}
+
+/** Bars of memory, idle time and slowness by rank, for every run. */
 export function drawRanks(runs) {
   const own = runs.filter((run) => run.ranks.length);
   element("ranks").hidden = !own.length;
   const charts = own.flatMap((run) => [
-    bars(run, "Peak memory", "peak_memory", (value) => FORMS.bytes.tell(value)), bars(run, "Idle", "least_idle", percent)]);
+    bars(run, "Peak memory", "peak_memory", (value) => FORMS.bytes.tell(value)), bars(run, "Idle", "least_idle", percent), bars(run, "Computing, times the usual", "slowness", short)]);
   element("ranks-body").replaceChildren(...charts.filter(Boolean));
 }
 
