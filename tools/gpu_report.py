@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out in under 8 minutes what only a GPU can tell, and write a dated report.
+"""Find out in under 12 minutes what only a GPU can tell, and write a dated report.
 
 python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
 python tools/gpu_report.py --device cpu        # in small, to see that it works
@@ -108,12 +108,19 @@ PARTS: Final[Mapping[str, Part]] = {
         "their memory together is more than a twentieth of the GPU's, `USABLE` in "
         "`simulator/costs/gpus.py` is too large.",
     ),
+    "overlap": Part(
+        "Passes beside stand-ins for peers", "overlap:measure", 100,
+        "If passes beside stand-ins take longer by more than the blocks' share of the "
+        "multiprocessors, the dry run's `crowding` is too small: choose the setting with the "
+        "shortest iteration (`--nccl-max-ctas-p2p`, `--nccl-max-ctas-vocab`). If pairs save less "
+        "than simulated, correct `schedules/pair_time.py` before `--tp-comm-overlap` is advised.",
+    ),
     "contract": Part(
         "Contract tests of the kernels", "machine:contract", 75,
         "A kernel that fails must not train: report it with the lines of its test.",
     ),
 }  # fmt: skip
-"""All sections, beginning with those that give results soonest; together they take 475 s at most.
+"""All sections, beginning with those that give results soonest; together they take 575 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
 

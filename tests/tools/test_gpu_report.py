@@ -38,8 +38,8 @@ def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
     return document
 
 
-def test_all_of_it_takes_less_than_eight_minutes() -> None:
-    assert sum(part.seconds for part in PARTS.values()) < 480
+def test_all_of_it_takes_less_than_twelve_minutes() -> None:
+    assert sum(part.seconds for part in PARTS.values()) < 720
 
 
 def test_the_list_says_what_to_do_with_every_figure_and_measures_nothing(
@@ -289,7 +289,7 @@ def test_products_leave_multiprocessors_free_by_the_library_that_can(
     monkeypatch.setattr(
         torch._C, "_set_sm_carveout_experimental", lambda free: now.update(free=free)
     )
-    with links._leaving_free(2):
+    with links.leaving_free(2):
         assert now == {"library": "cublaslt", "free": 2}
     assert now == {"library": "cublas", "free": None}
 
