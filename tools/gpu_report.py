@@ -115,12 +115,24 @@ PARTS: Final[Mapping[str, Part]] = {
         "shortest iteration (`--nccl-max-ctas-p2p`, `--nccl-max-ctas-vocab`). If pairs save less "
         "than simulated, correct `schedules/pair_time.py` before `--tp-comm-overlap` is advised.",
     ),
+    "attention": Part(
+        "Every attention", "attention:measure", 45,
+        "An attention with a larger error than rounding explains must not train: look at it first. "
+        "Where a form is much slower than causal attention, and flash-attn is not installed, "
+        "install it. Dry runs take causal attention for as fast as `_SHARES` in "
+        "`simulator/costs/gpus.py` say: compare it.",
+    ),
+    "graphs": Part(
+        "Passes as graphs", "graphs:measure", 75,
+        "Where replayed passes are faster, train with `--cuda-graph-impl local` if the memory is "
+        "there: a dry run counts neither.",
+    ),
     "contract": Part(
         "Contract tests of the kernels", "machine:contract", 75,
         "A kernel that fails must not train: report it with the lines of its test.",
     ),
 }  # fmt: skip
-"""All sections, beginning with those that give results soonest; together they take 575 s at most.
+"""All sections, beginning with those that give results soonest; together they take 695 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
 

@@ -78,6 +78,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     return [tables.row(*map(_cell, row)) for row in (head, marks, *rows)]
 
 
+def in_a_line(row: Sequence[object]) -> str:
+    """Return a row of a table to print at once: it is all that is known if a section is lost."""
+    return " | ".join(map(_cell, row))
+
+
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
