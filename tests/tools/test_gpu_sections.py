@@ -8,9 +8,10 @@ import torch
 from correctness.recorded_graph import RecordedGraph, recorded_graphs
 from kernels.formulas import explicit_attention, explicit_documents
 
+from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import Scores
 from megatron.training import setup
-from tools.gpu_sections import attention, graphs
+from tools.gpu_sections import attention, graphs, two_microbatches
 from tools.gpu_sections.attention import VARIANTS, Variant, attention_formula
 from tools.gpu_sections.timing import Scale
 
@@ -85,6 +86,25 @@ def test_an_attention_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(attention, "WITHIN", 1e-9)
     monkeypatch.setattr(attention, "VARIANTS", {"causal": Variant()})
     assert attention.measure(SMALL).values["not within"] == ["causal"]
+
+
+def test_every_way_to_form_two_gradients_comes_to_the_same_sum() -> None:
+    kernels, sums = ReferenceKernels(), []
+    for which in range(3):
+        torch.manual_seed(3)
+        ways, total = two_microbatches.works(SMALL, kernels, 8, 4, 6)
+        ways[which]()
+        sums.append(total)
+    assert sums[0].abs().min() > 0
+    for other in sums[1:]:
+        torch.testing.assert_close(sums[0], other, rtol=2e-2, atol=2e-2)
+
+
+def test_two_microbatches_have_a_row_for_every_layer_and_number_of_tokens() -> None:
+    rows = two_microbatches.measure(SMALL).values["rows"]
+    assert len(rows) == 2 * len(two_microbatches.LAYERS)
+    for row in rows:
+        assert all(0 < row[name] < math.inf for name in list(row)[2:])
 
 
 @pytest.mark.parametrize(
