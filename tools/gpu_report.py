@@ -114,21 +114,21 @@ PARTS: Final[Mapping[str, Part]] = {
         "`simulator/costs/gpus.py` is too large.",
     ),
     "overlap": Part(
-        "Passes beside stand-ins for peers", "overlap:measure", 100,
+        "Passes beside stand-ins for peers", "overlap:measure", 120,
         "If passes beside stand-ins take longer by more than the blocks' share of the "
         "multiprocessors, the dry run's `crowding` is too small: choose the setting with the "
         "shortest iteration (`--nccl-max-ctas-p2p`, `--nccl-max-ctas-vocab`). If pairs save less "
         "than simulated, correct `schedules/pair_time.py` before `--tp-comm-overlap` is advised.",
     ),
     "attention": Part(
-        "Every attention", "attention:measure", 45,
+        "Every attention", "attention:measure", 40,
         "An attention with a larger error than rounding explains must not train: look at it first. "
         "Where a form is much slower than causal attention, and flash-attn is not installed, "
         "install it. Dry runs take causal attention for as fast as `_SHARES` in "
         "`simulator/costs/gpus.py` say: compare it.",
     ),
     "graphs": Part(
-        "Passes as graphs", "graphs:measure", 75,
+        "Passes as graphs", "graphs:measure", 60,
         "Where replayed passes are faster, train with `--cuda-graph-impl local` if the memory is "
         "there: a dry run counts neither.",
     ),

@@ -323,3 +323,31 @@ def test_the_section_has_all_its_rows() -> None:
         numbers = [value for value in row.values() if isinstance(value, float)]
         assert numbers
         assert all(isfinite(number) and number >= -1e-6 for number in numbers)
+
+
+def test_a_setting_that_fails_says_why_and_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[bool] = []
+
+    def within(scale: Scale, rank: LoneRank, own: overlap.Setting) -> Any:
+        calls.append(own.leaves)
+        if own.leaves:
+            raise RuntimeError("no product leaves room\nat all")
+        return nullcontext()
+
+    monkeypatch.setattr(overlap, "_within", within)
+    found = overlap.measure(Scale(CPU, small=True))
+    names = [own.name for own in overlap.SETTINGS if own.leaves]
+    assert found.values["failed"] == dict.fromkeys(names, "no product leaves room")
+    assert {row["setting"] for row in found.values["iterations"]} == {
+        own.name for own in overlap.SETTINGS if not own.leaves
+    }
+    assert "**Failed: " in found.lines[-1]
+
+
+def test_a_plan_without_pairs_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "SETTINGS", overlap.SETTINGS[:1])
+    monkeypatch.setattr(overlap, "SMALL", overlap.SMALL.replace("--tp-comm-overlap ", ""))
+    with pytest.raises(RuntimeError, match="the plan has no pairs on this rank"):
+        overlap.measure(Scale(CPU, small=True))

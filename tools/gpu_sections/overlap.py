@@ -19,7 +19,7 @@ from tools.gpu_sections.beside_spinning import product_beside_blocks
 from tools.gpu_sections.links import leaving_free
 from tools.gpu_sections.lone_rank import LoneRank, Ran, Simulated, mean_time, measured_costs
 from tools.gpu_sections.peers import Blocks
-from tools.gpu_sections.timing import Scale, Section, table
+from tools.gpu_sections.timing import Scale, Section, in_a_line, table
 
 _JOB: Final = (
     "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
@@ -101,9 +101,11 @@ def measure(scale: Scale) -> Section:
     rank = LoneRank(flags, ranks, own, scale.device, known)
     try:
         spinning = product_beside_blocks(scale, rank.peers)
-        found = _settings(scale, rank)
+        found, failed = _settings(scale, rank)
     finally:
         rank.close()
+    if not found:
+        raise RuntimeError(f"no setting ran: {failed}")
     iterations, passes, pairs = (_rows(found, part) for part in (_iterations, _passes, _pairs))
     if not pairs:
         raise RuntimeError("the plan has no pairs on this rank, so that nothing is said of pairs")
@@ -125,12 +127,15 @@ def measure(scale: Scale) -> Section:
         *table(_OF_PAIRS, pairs),
         *spinning.lines,
     ]
+    if failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        lines += ["", f"**Failed: {reasons}.**"]
     heads = {"iterations": _OF_ITERATIONS, "passes": _OF_PASSES, "pairs": _OF_PAIRS}
     values: dict[str, Any] = {
         name: [dict(zip(head, row, strict=True)) for row in rows]
         for (name, head), rows in zip(heads.items(), (iterations, passes, pairs), strict=True)
     }
-    return Section(lines, {**values, **spinning.values})
+    return Section(lines, {**values, **spinning.values, "failed": failed})
 
 
 _OF_ITERATIONS: Final = (
@@ -151,20 +156,33 @@ class _Found(NamedTuple):
     simulated: Simulated
 
 
-def _settings(scale: Scale, rank: LoneRank) -> dict[str, _Found]:
-    """Run all settings: first with passes apart, then the same rows with pairs."""
-    joined = rank.plan
-    rank.install(replace(joined, pairs=frozenset()))
-    apart = {own: _apart(scale, rank, own) for own in SETTINGS}
-    rank.install(joined)
-    found = {}
-    for own, before in apart.items():
-        simulated = rank.simulated(before.costs)
-        with _within(scale, rank, own):
-            ran = _last(rank, simulated)
-        found[own.name] = _Found(before, ran, simulated)
+def _settings(scale: Scale, rank: LoneRank) -> tuple[dict[str, _Found], dict[str, str]]:
+    """Run all settings: the same rows of passes apart and with pairs.
+
+    Settings whose products leave no multiprocessors free come first: the others need a library
+    that may refuse a product.
+
+    Returns:
+        The findings, and for each setting that failed the reason.
+    """
+    joined, found, failed = rank.plan, dict[str, _Found](), dict[str, str]()
+    for own in SETTINGS:
+        try:
+            rank.install(replace(joined, pairs=frozenset()))
+            before = _apart(scale, rank, own)
+            rank.install(joined)
+            simulated = rank.simulated(before.costs)
+            with _within(scale, rank, own):
+                ran = _last(rank, simulated)
+        except RuntimeError as error:
+            failed[own.name] = str(error).strip().partition("\n")[0]
+            print(f"{own.name}: failed: {failed[own.name]}", flush=True)
+            continue
         _say(own.name, "in pairs", ran, simulated)
-    return found
+        found[own.name] = _Found(before, ran, simulated)
+        for row in (*_passes(found[own.name]), *_pairs(found[own.name])):
+            print(in_a_line((own.name, *row)), flush=True)
+    return found, failed
 
 
 def _apart(scale: Scale, rank: LoneRank, own: Setting) -> Apart:
