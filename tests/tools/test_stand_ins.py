@@ -351,3 +351,53 @@ def test_a_plan_without_pairs_has_not_passed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(overlap, "SMALL", overlap.SMALL.replace("--tp-comm-overlap ", ""))
     with pytest.raises(RuntimeError, match="the plan has no pairs on this rank"):
         overlap.measure(Scale(CPU, small=True))
+
+
+class Nanoseconds:
+    """The clock of a GPU, which every look at it moves."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        self.now += 50
+        return self.now
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(
+    ("ready", "seconds", "expected"),
+    [(5e-6, 2e-6, 7_000), (0.0, 3e-6, 3_000 + 1_000), (0.0, 0.0, 1_000)],
+)
+def test_the_kernel_copies_and_ends_as_planned(
+    ready: float, seconds: float, expected: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter, where blocks run one after the other; the kernel starts 1 us late."""
+    from tools.gpu_sections import spinning, spinning_programs
+
+    nanoseconds = Nanoseconds(1_000_000)
+    monkeypatch.setattr(spinning_programs, "globaltimer", nanoseconds)
+    monkeypatch.setattr(spinning, "WORDS", 256)
+    spinner = spinning.Spinner(CPU)
+    spinner.begin()
+    begin = nanoseconds.now
+    nanoseconds.now += 1_000
+    source = torch.randn(2, 300).bfloat16()
+    destination = torch.zeros(4, 2, 300, dtype=torch.bfloat16)
+    spinner.launch(blocks, ready, seconds, source, destination)
+    assert torch.equal(destination, source.expand(4, 2, 300))
+    assert nanoseconds.now - begin >= expected
+    if blocks == 1:
+        assert nanoseconds.now - begin < expected + 500
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_words_are_those_of_the_tensor() -> None:
+    from tools.gpu_sections.spinning import _words
+
+    tensor = torch.zeros(3, 3, dtype=torch.bfloat16)
+    words = _words(tensor)
+    assert words.numel() == 4  # of 18 bytes
+    words.fill_(-1)
+    assert int(tensor.isnan().sum()) == 8
