@@ -75,8 +75,8 @@ def test_an_attention_that_fails_says_why_and_leaves_the_others(
     monkeypatch.setattr(attention, "VARIANTS", two)
     monkeypatch.setattr(attention, "_part_call", fail)
     found = attention.measure(SMALL)
-    assert found.values["failed"] == {"a ring's own keys": "no such kernel"}
-    assert "**Failed: a ring's own keys: no such kernel" in "\n".join(found.lines)
+    assert found.values["failed"] == {"a ring's own keys": "RuntimeError: no such kernel"}
+    assert "**Failed: a ring's own keys: RuntimeError: no such kernel" in "\n".join(found.lines)
     monkeypatch.setattr(attention, "_call", fail)
     with pytest.raises(RuntimeError, match="no attention runs"):
         attention.measure(SMALL)
@@ -140,7 +140,7 @@ def test_a_model_that_allows_no_graphs_says_so(monkeypatch: pytest.MonkeyPatch) 
     models = {"GPT": "", "experts": "--num-experts 2 --moe-router-topk 2 --moe-ffn-hidden-size 32"}
     monkeypatch.setattr(graphs, "MODELS", models)
     found = graphs.measure(SMALL)
-    assert found.values["failed"] == {"experts": "the model allows no graphs"}
+    assert found.values["failed"] == {"experts": "ValueError: the model allows no graphs"}
     assert [row["model"] for row in found.values["rows"]] == ["GPT"]
     assert "A CPU captures nothing: both ways are the same." in found.lines
 

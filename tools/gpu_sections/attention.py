@@ -21,7 +21,7 @@ from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.partial_attention import AttentionPart
 from megatron.kernels.scores import PLAIN, Scores
-from tools.gpu_sections.timing import Scale, Section, in_a_line, laps, table
+from tools.gpu_sections.timing import Scale, Section, in_a_line, laps, reason, table
 
 FORWARD, BACKWARD = 4, 10
 """Operations for a score and a channel: two products in the forward, five in the backward."""
@@ -128,8 +128,8 @@ def measure(scale: Scale) -> Section:
     for name, large in VARIANTS.items():
         try:
             row = _row(scale, kernels, large.shrunk() if scale.small else large)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            failed[name] = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever it is, the others go on
+            failed[name] = reason(error)
             print(f"{name}: failed: {failed[name]}", flush=True)
         else:
             rows.append((name, *row))

@@ -12,7 +12,7 @@ import torch
 from megatron.run.command_line import parse
 from megatron.simulator.costs.gpus import GIB
 from tools.gpu_sections.predicted import Measured, train_some
-from tools.gpu_sections.timing import Scale, Section, in_a_line, table
+from tools.gpu_sections.timing import Scale, Section, in_a_line, reason, table
 
 WITHIN: Final = 1e-3
 """Of its size a loss may differ: kernels of attention may add gradients in any order."""
@@ -34,13 +34,13 @@ MODELS: Final[dict[str, str]] = {
     "Llama, layers computed again": (
         f"{_LLAMA} --recompute-granularity full --recompute-method uniform"
     ),
+    "wide residual stream": f"{_LLAMA} --fp32-residual-connection",
     "latent attention": _LATENT,
     "sinks, windows": (
         f"{_LLAMA} --window-size 128,0 --window-attn-skip-freq 2 --softmax-type learnable"
     ),
     "capped scores and logits": f"{_LLAMA} --attn-logit-softcapping 50 --logit-softcap 30",
     "ALiBi, squared ReLU": "--position-embedding-type alibi --squared-relu",
-    "wide residual stream": f"{_LLAMA} --fp32-residual-connection",
 }
 """Flags of every kind of model whose passes differ in what they launch."""
 
@@ -74,8 +74,8 @@ def measure(scale: Scale) -> Section:
         try:
             rows.append((name, *_row(scale, flags)))
             print(in_a_line(rows[-1]), flush=True)
-        except (RuntimeError, ValueError) as error:
-            failed[name] = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever it is, the others go on
+            failed[name] = reason(error)
             print(f"{name}: failed: {failed[name]}", flush=True)
         scale.forget_peak()
     if not rows:

@@ -19,7 +19,7 @@ from tools.gpu_sections.beside_spinning import product_beside_blocks
 from tools.gpu_sections.links import leaving_free
 from tools.gpu_sections.lone_rank import LoneRank, Ran, Simulated, mean_time, measured_costs
 from tools.gpu_sections.peers import Blocks
-from tools.gpu_sections.timing import Scale, Section, in_a_line, table
+from tools.gpu_sections.timing import Scale, Section, in_a_line, reason, table
 
 _JOB: Final = (
     "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
@@ -174,8 +174,8 @@ def _settings(scale: Scale, rank: LoneRank) -> tuple[dict[str, _Found], dict[str
             simulated = rank.simulated(before.costs)
             with _within(scale, rank, own):
                 ran = _last(rank, simulated)
-        except RuntimeError as error:
-            failed[own.name] = str(error).strip().partition("\n")[0]
+        except Exception as error:  # whatever it is, the others go on
+            failed[own.name] = reason(error)
             print(f"{own.name}: failed: {failed[own.name]}", flush=True)
             continue
         _say(own.name, "in pairs", ran, simulated)

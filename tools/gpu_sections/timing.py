@@ -83,6 +83,11 @@ def in_a_line(row: Sequence[object]) -> str:
     return " | ".join(map(_cell, row))
 
 
+def reason(error: Exception) -> str:
+    """Return the kind of an error and the first line of its words."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
