@@ -189,6 +189,12 @@ def test_the_executor_waits_as_planned(lone: LoneRank, slower: float, clock: Fak
     assert lone.run(None).seconds < 1e-3
 
 
+def test_the_work_of_a_rank_is_that_of_all_its_passes(lone: LoneRank) -> None:
+    """Four microbatches, two chunks; passes in pairs count too."""
+    simulated = lone.simulated(lone.forecast.alone)
+    assert simulated.work({"F": 1.0, "B": 10.0, "S": 100.0}) == 8 + 80 + 400
+
+
 def test_the_executor_runs_pairs_and_passes_apart(lone: LoneRank) -> None:
     ran = lone.run(lone.simulated(lone.forecast.alone).clocks)
     assert ran.pairs
@@ -207,16 +213,13 @@ def test_the_section_has_all_its_rows() -> None:
     for row in (*iterations, *passes, *pairs):
         numbers = [value for value in row.values() if isinstance(value, float)]
         assert numbers
-        assert all(isfinite(number) and number >= -1e-6 for number in numbers)
+        assert all(map(isfinite, numbers))
 
 
 def test_a_setting_that_fails_says_why_and_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[bool] = []
-
     def within(scale: Scale, rank: LoneRank, own: overlap.Setting) -> Any:
-        calls.append(own.leaves)
         if own.leaves:
             raise RuntimeError("no product leaves room\nat all")
         return nullcontext()

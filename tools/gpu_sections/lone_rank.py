@@ -20,7 +20,7 @@ from megatron.runtime.batch import to_device
 from megatron.runtime.communicator import links_of
 from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.costs import Costs, Time
-from megatron.schedules.lower import Program, Start
+from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import STAGE_KINDS, Comm, participants
 from megatron.schedules.pair_time import FindsSteps, PairSteps, Works
 from megatron.schedules.passes import BEGINNERS, PassKind
@@ -180,14 +180,19 @@ class Simulated:
         """Seconds in which the rank runs no pass."""
         return self.seconds - self.clocks.work(self.rank)
 
+    def work(self, alone: Mapping[PassKind, float]) -> float:
+        """Return the seconds of all passes of the rank, if each took its time in ``alone``."""
+        steps = self.clocks.program.rows[self.rank]
+        items = (item for step in steps if isinstance(step, Run) for item in step.passes)
+        return sum(alone.get(item.kind, 0.0) for item in items)
+
     def pairs(self) -> dict[tuple[PassKind, ...], tuple[float, float]]:
         """Return the mean seconds of pairs, joined and apart, by the kinds of both passes."""
         found: defaultdict[Any, list[tuple[float, float]]] = defaultdict(list)
         plan = self.clocks.program.plan
         for step in self.clocks.program.rows[self.rank]:
-            joined = getattr(step, "joined", None)
-            if joined is not None:
-                pair = (step.item, joined)  # type: ignore[union-attr]  # only a Run is joined
+            if isinstance(step, Run) and step.joined is not None:
+                pair = (step.item, step.joined)
                 apart = sum(self.costs.of_pass(plan, self.rank, item) for item in pair)
                 kinds = _in_order(*(item.kind for item in pair))
                 found[kinds].append((self.costs.of_pair(plan, self.rank, pair), apart))

@@ -113,7 +113,9 @@ def measure(scale: Scale) -> Section:
         f"Rank {own} of {ranks}: `{flags}`.",
         "A setting is the thread blocks of messages, of the vocabulary's collectives and of "
         "tensor-parallel ranks', and the multiprocessors that products leave free (cuBLASLt then "
-        "multiplies, told by `torch._C._set_sm_carveout_experimental`).",
+        "multiplies, told by `torch._C._set_sm_carveout_experimental`). *Beyond work* is the "
+        "iteration without the times of its passes while nobody communicates: all idle time of the "
+        "passes' stream, and what communications take from passes.",
         "",
         *table(_OF_ITERATIONS, iterations),
         "",
@@ -140,7 +142,7 @@ def measure(scale: Scale) -> Section:
 
 _OF_ITERATIONS: Final = (
     "setting", "passes", "iteration, ms", "simulated", "off by", "idle between passes, ms",
-    "simulated idle",
+    "simulated idle", "beyond work, ms", "simulated beyond work",
 )  # fmt: skip
 _OF_PASSES: Final = ("setting", "pass", "alone, ms", "waits, ms", "beside, ms", "longer by")
 _OF_PAIRS: Final = (
@@ -228,6 +230,8 @@ def _iterations(own: _Found) -> list[tuple[object, ...]]:
             f"{simulated.seconds / ran.seconds - 1:+.1%}",
             1e3 * (ran.seconds - ran.working),
             1e3 * simulated.waiting,
+            1e3 * (ran.seconds - simulated.work(own.apart.alone)),
+            1e3 * (simulated.seconds - simulated.work(own.apart.alone)),
         )
         for name, ran, simulated in both
     ]
