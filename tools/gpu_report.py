@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find out in under 8 minutes what only a GPU can tell, and write a dated report.
+"""Find out in 12 minutes what only a GPU can tell, and write a dated report.
 
 python tools/gpu_report.py                     # on the first GPU; docs/benchmarks/DATE-gpu
 python tools/gpu_report.py --device cpu        # in small, to see that it works
@@ -82,6 +82,11 @@ PARTS: Final[Mapping[str, Part]] = {
         "`--no-fp8-wgrad`. Dry runs take cuBLAS's products in 8 bits for `EIGHT_BITS` times as "
         "fast as in 16 (`simulator/costs/launch_time.py`): compare it.",
     ),
+    "weights": Part(
+        "W of two microbatches", "two_microbatches:measure", 25,
+        "Where one product takes less than 0.95 of the time of two with its copies, a W that joins "
+        "two microbatches is worth building.",
+    ),
     "plain": Part(
         "One rank beside plain PyTorch", "plain:measure", 65,
         "If plain PyTorch is faster, compare traces of both (`--profile`) before anything else.",
@@ -108,12 +113,31 @@ PARTS: Final[Mapping[str, Part]] = {
         "their memory together is more than a twentieth of the GPU's, `USABLE` in "
         "`simulator/costs/gpus.py` is too large.",
     ),
+    "overlap": Part(
+        "Passes beside stand-ins for peers", "overlap:measure", 120,
+        "If passes beside stand-ins take longer by more than the blocks' share of the "
+        "multiprocessors, the dry run's `crowding` is too small: choose the setting with the "
+        "shortest iteration (`--nccl-max-ctas-p2p`, `--nccl-max-ctas-vocab`). If pairs save less "
+        "than simulated, correct `schedules/pair_time.py` before `--tp-comm-overlap` is advised.",
+    ),
+    "attention": Part(
+        "Every attention", "attention:measure", 40,
+        "An attention with a larger error than rounding explains must not train: look at it first. "
+        "Where a form is much slower than causal attention, and flash-attn is not installed, "
+        "install it. Dry runs take causal attention for as fast as `_SHARES` in "
+        "`simulator/costs/gpus.py` say: compare it.",
+    ),
+    "graphs": Part(
+        "Passes as graphs", "graphs:measure", 60,
+        "Where replayed passes are faster, train with `--cuda-graph-impl local` if the memory is "
+        "there: a dry run counts neither.",
+    ),
     "contract": Part(
         "Contract tests of the kernels", "machine:contract", 75,
         "A kernel that fails must not train: report it with the lines of its test.",
     ),
 }  # fmt: skip
-"""All sections, beginning with those that give results soonest; together they take 475 s at most.
+"""All sections, beginning with those that give results soonest; together they take 720 s at most.
 The first section also loads PyTorch, from a disk that may be slow."""
 
 

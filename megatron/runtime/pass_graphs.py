@@ -207,6 +207,11 @@ class StageGraphs:
         self._free: dict[int, list[Slot]] = {}
         self._incomplete: set[int] = set()
 
+    @property
+    def slots(self) -> int:
+        """Slots of all stages so far: the most microbatches that were in flight."""
+        return sum(map(len, self._slots.values()))
+
     def begin(self) -> None:
         """Begin an iteration: all slots are free, and no gradient has been formed."""
         self._free = {chunk: list(slots) for chunk, slots in self._slots.items()}

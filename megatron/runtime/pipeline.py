@@ -105,6 +105,11 @@ class PipelineRank:
         return self._installed.training
 
     @property
+    def graph_slots(self) -> int:
+        """Slots of captured passes (``StageGraphs``); 0: no pass was captured."""
+        return sum(graphs.slots for graphs in self._graphs)
+
+    @property
     def costs(self) -> Costs:
         """The durations for which the programs were made."""
         return self._installed.costs

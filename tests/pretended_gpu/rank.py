@@ -116,13 +116,13 @@ def run_rank(
         number_of_others: what other ranks send to this one's host.
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
-    with warnings.catch_warnings(), alone(gpu), gpu, _of_pairs_too(gpu):
+    with warnings.catch_warnings(), alone(gpu), gpu, of_pairs_too(gpu):
         warnings.simplefilter("error")
         state = _state(gpu, config, rank)
         warm_up(config, state)
         found.warm = {step.issued.group for step in gpu.streams.journal if step.issued}
         found.warm_forms = set(gpu.forms)
-        _let_no_schedule_wait(gpu, state)
+        let_no_schedule_wait(gpu, state)
         step = make_train_step(config.optimizer, state)
         recorder, batches = Recorder(rank, DEVICE), _batches(gpu, config, state)
         restore = Mock(wraps=state.optimizer.restore)
@@ -154,7 +154,7 @@ def run_rank(
 
 
 @contextmanager
-def _of_pairs_too(gpu: PretendedGpu) -> Iterator[None]:
+def of_pairs_too(gpu: PretendedGpu) -> Iterator[None]:
     """Let the device be that of the second thread of a pair, too."""
     found = turns._current_stream
 
@@ -185,7 +185,7 @@ def run_loop(config: RunConfig, rank: int) -> tuple[str, list[str]]:
         for context in (*replaced, redirect_stdout(printed), gpu):
             stack.enter_context(context)
         state = _state(gpu, config, rank)
-        _let_no_schedule_wait(gpu, state)
+        let_no_schedule_wait(gpu, state)
         train(config, state, Data(_Loader(config), {"validation": _Loader(config)}))
     return printed.getvalue(), gpu.faults
 
@@ -234,7 +234,7 @@ def _on_cuda(config: RunConfig) -> RunConfig:
     return replace(config, parallel=replace(config.parallel, devices=devices))
 
 
-def _let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
+def let_no_schedule_wait(gpu: PretendedGpu, state: TrainState) -> None:
     """Make it a fault if the host waits for the device between the ends of a schedule."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:

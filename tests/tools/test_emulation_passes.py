@@ -20,7 +20,7 @@ from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.request import Request
-from tools.emulation import emulated_communicator, emulated_passes
+from tools.emulation import emulated_communicator, emulated_passes, pace
 from tools.emulation.emulated_communicator import EmulatedCommunicator, Link, Message
 from tools.emulation.emulated_passes import (
     EXCHANGES,
@@ -175,7 +175,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
-    for module in (emulated_passes, emulated_communicator, timeline):
+    for module in (emulated_passes, emulated_communicator, pace, timeline):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -38,8 +38,10 @@ def small(folder: Path, *names: str, patience: float = 4.0) -> dict[str, Any]:
     return document
 
 
-def test_all_of_it_takes_less_than_eight_minutes() -> None:
-    assert sum(part.seconds for part in PARTS.values()) < 480
+def test_all_of_it_takes_twelve_minutes_at_most() -> None:
+    seconds = sum(part.seconds for part in PARTS.values())
+    assert seconds <= 720
+    assert f"they take {seconds:g} s at most" in Path(gpu_report.__file__).read_text()
 
 
 def test_the_list_says_what_to_do_with_every_figure_and_measures_nothing(
@@ -144,6 +146,9 @@ def test_s_and_t_have_their_times_with_kept_logits_and_with_logits_again() -> No
     assert again == [(way, rows) for rows in (2560, 320, 160) for way in ("yes", "no")]
     figures = [row for rows in found.values.values() for row in rows]
     assert all(row["S, ms"] > 0 and row["T, ms"] > 0 for row in figures)
+    for row in found.values["rows"]:
+        assert row["S + T, ms"] == pytest.approx(row["S, ms"] + row["T, ms"])
+        assert 0 < row["S + T / 3 products"] < row["all"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +294,7 @@ def test_products_leave_multiprocessors_free_by_the_library_that_can(
     monkeypatch.setattr(
         torch._C, "_set_sm_carveout_experimental", lambda free: now.update(free=free)
     )
-    with links._leaving_free(2):
+    with links.leaving_free(2):
         assert now == {"library": "cublaslt", "free": 2}
     assert now == {"library": "cublas", "free": None}
 

@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from megatron.schedules.lower import lane as lane_of
 from megatron.schedules.needs import Comm, participants
 from megatron.schedules.plan import Plan
 from tools.emulation.emulated_passes import TENSORS, EmulatedPasses, Pacer
+from tools.emulation.pace import Queue
 
 
 @dataclass
@@ -23,11 +24,11 @@ class Link:
 
     Attributes:
         under_way: messages for which no rank has waited yet.
-        free: time at which the last awaited message had arrived.
+        queue: the awaited messages.
     """
 
     under_way: "deque[Message]"
-    free: float = 0.0
+    queue: Queue = field(default_factory=Queue)
 
 
 class Message:
@@ -62,8 +63,8 @@ class Message:
     def _settle(self) -> None:
         """Wait for the real transfer, and find out when the emulated one is through."""
         tensor = self._tensor = self._pending.wait()
-        start = max(self._issued, tensor.view(-1)[-1].item(), self._link.free)
-        self._through = self._link.free = start + self._seconds
+        ready = max(self._issued, tensor.view(-1)[-1].item())
+        self._through = self._link.queue.through(ready, self._seconds)
 
 
 class EmulatedCommunicator(Communicator):

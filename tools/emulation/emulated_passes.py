@@ -29,6 +29,7 @@ from megatron.schedules.passes import CHUNKED_KINDS, PASS_KINDS, Pass
 from megatron.schedules.plan import Plan
 from megatron.simulator.simulate import Span
 from tools.emulation.emulated_replicas import EmulatedBuckets
+from tools.emulation.pace import sleep_until
 
 T = TypeVar("T")
 
@@ -83,11 +84,7 @@ class Pacer(Recorder):
 
     def sleep_until(self, deadline: float) -> None:
         """Sleep until the clock (``time.perf_counter``) shows ``deadline``."""
-        remaining = deadline - time.perf_counter() - self._overshoot
-        if remaining > 0:
-            time.sleep(remaining)
-        while time.perf_counter() < deadline:
-            pass
+        sleep_until(deadline, self._overshoot)
 
     @contextmanager
     def span(self, item: Pass) -> Iterator[None]:

@@ -160,7 +160,7 @@ def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
         beside = _beside_a_receive(ends, blocks, "all", multiply)
         row = [blocks, ends.megabytes[blocks], 1e6 * alone, beside / alone]
         if carves:
-            with _leaving_free(blocks):
+            with leaving_free(blocks):
                 row.append(seconds_of(ends.scale, multiply) / alone)
                 row.append(_beside_a_receive(ends, blocks, "carved", multiply) / alone)
         rows.append(row)
@@ -178,11 +178,14 @@ def _receive_and_multiply(ends: _Ends) -> dict[str, Any]:
 
 
 @contextmanager
-def _leaving_free(multiprocessors: int) -> Iterator[None]:
-    """Let products use all multiprocessors but some.
+def leaving_free(multiprocessors: int) -> Iterator[None]:
+    """Let products use all multiprocessors but some; 0 leaves products as they are.
 
     PyTorch hands that number to cuBLASLt, and not to cuBLAS, which multiplies by default.
     """
+    if not multiprocessors:
+        yield
+        return
     library = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch._C._set_sm_carveout_experimental(multiprocessors)

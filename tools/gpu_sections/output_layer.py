@@ -82,7 +82,10 @@ def measure(scale: Scale) -> Section:
         for least in [min(size, wanted)]
         for in_s in (True, False)
     ]
-    head = ("shards", "rows", "S, ms", "S / 2 products", "C1, ms", "T, ms", "T / 1 product", "all")
+    head = (
+        "shards", "rows", "S, ms", "S / 2 products", "C1, ms", "T, ms", "T / 1 product",
+        "S + T, ms", "S + T / 3 products", "all",
+    )  # fmt: skip
     head_again = ("S forms A", "rows", "n = h", "S, ms", "S / products", "T, ms", "T / products")
     said = (
         f"A shard of {vocab_size:,} entries, n = {size}, h = {size}, bf16, vocab-2. C1 is its "
@@ -112,6 +115,8 @@ def _of_kept(scale: Scale, own: TimedShard) -> Sequence[str | int | float]:
         1e3 * c1,
         1e3 * t,
         t / in_t,
+        1e3 * (s + t),
+        (s + t) / sum(products),
         (s + c1 + t) / sum(products),
     )
 

@@ -18,6 +18,7 @@ from megatron.runtime.batch import to_device
 from megatron.simulator.costs.gpus import GIB, Gpu, gpu_of_driver
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.setup import build_train_state
+from megatron.training.warm_up import warm_up
 from tools.benchmarking.case import microbatch_of
 from tools.benchmarking.run import recorded_step
 from tools.gpu_sections.timing import Scale, Section, table
@@ -73,12 +74,24 @@ def flags_of(model: str) -> str:
     return f"{MODELS[model]} {_COMMON}".replace(" --device cuda", "")
 
 
-class _Measured(NamedTuple):
-    """What a model took: seconds of an iteration, of which the step, and bytes at the peak."""
+class Measured(NamedTuple):
+    """What a model took.
+
+    Attributes:
+        iteration: seconds of an iteration.
+        step: seconds of the optimizer's step within.
+        memory: bytes of tensors at the peak.
+        reserved: bytes of PyTorch's allocator at the peak; on a CPU as ``memory``.
+        losses: of all iterations.
+        graph_slots: slots of captured passes.
+    """
 
     iteration: float
     step: float
     memory: int
+    reserved: int
+    losses: list[float]
+    graph_slots: int
 
 
 def measure(scale: Scale) -> Section:
@@ -113,7 +126,7 @@ def _row(scale: Scale, flags: str, gpu: Gpu) -> tuple[object, ...]:
     seconds, [counted] = forecast.outcome.seconds, forecast.outcome.peak
     own = forecast.outcome.step
     try:
-        found = _train(scale, config)
+        found = train_some(scale, config)
     except torch.cuda.OutOfMemoryError:
         return ("out of memory", 1e3 * seconds, "", "", 1e3 * own, "", counted / GIB, "")
     return (
@@ -128,18 +141,30 @@ def _row(scale: Scale, flags: str, gpu: Gpu) -> tuple[object, ...]:
     )
 
 
-def _train(scale: Scale, config: RunConfig) -> _Measured:
+def train_some(scale: Scale, config: RunConfig) -> Measured:
+    """Train a model on one rank for some iterations, on random tokens."""
     before = _held_now(scale)
+    reserved = torch.cuda.memory_reserved(scale.device) if scale.device.type == "cuda" else before
     state = build_train_state(config, single_rank(scale.device), make_run_plan(config))
+    if config.train.captures_passes:
+        warm_up(config, state)  # no kernel may be loaded while passes are captured
     batch = to_device(_batch(config), scale.device)
-    wholes, steps = [], []
+    wholes, steps, losses = [], [], []
     for iteration in range(WARM_UPS + ITERATIONS):
         taken, _ = recorded_step(state, batch, iteration)
         wholes.append(taken["schedule"] + taken["update"])
         steps.append(taken["update"])
-    held = peak_memory(scale.device).held - before
+        losses.append(taken["loss"])
+    peak, slots = peak_memory(scale.device), state.pipeline.graph_slots
     state.close()
-    return _Measured(median(wholes[WARM_UPS:]), median(steps[WARM_UPS:]), held)
+    return Measured(
+        median(wholes[WARM_UPS:]),
+        median(steps[WARM_UPS:]),
+        peak.held - before,
+        (peak.held if peak.reserved is None else peak.reserved) - reserved,
+        losses,
+        slots,
+    )
 
 
 def _held_now(scale: Scale) -> int:

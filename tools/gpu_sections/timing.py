@@ -78,6 +78,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     return [tables.row(*map(_cell, row)) for row in (head, marks, *rows)]
 
 
+def in_a_line(row: Sequence[object]) -> str:
+    """Return a row of a table to print at once: it is all that is known if a section is lost."""
+    return " | ".join(map(_cell, row))
+
+
+def reason(error: Exception) -> str:
+    """Return the kind of an error and the first line of its words."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -27,6 +27,7 @@ MOST_RESTARTS: Final = 1000
 
 MOST_GENERATIONS: Final = 20
 """Iterations of a run whose texts are kept: the last ones."""
+
 _MOST_SLOWEST: Final = 10_000
 """Ranks whose coordinates are kept."""
 
