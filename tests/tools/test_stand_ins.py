@@ -17,7 +17,7 @@ from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import find_plan
 from megatron.schedules.needs import STAGE_KINDS, Comm, participants
-from megatron.schedules.pair_time import PairSteps, Sends, Waits, Works
+from megatron.schedules.pair_steps import PairSteps, Sends, Waits, Works
 from megatron.schedules.request import Request
 from megatron.simulator.clocks import Clocks
 from megatron.simulator.costs.gpus import gpu

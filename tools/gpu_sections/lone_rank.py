@@ -22,7 +22,7 @@ from megatron.runtime.embedding_copies import ranks_with_copies
 from megatron.schedules.costs import Costs, Time
 from megatron.schedules.lower import Program, Run, Start
 from megatron.schedules.needs import STAGE_KINDS, Comm, participants
-from megatron.schedules.pair_time import FindsSteps, PairSteps, Works
+from megatron.schedules.pair_steps import FindsSteps, PairSteps, Works
 from megatron.schedules.passes import BEGINNERS, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.clocks import Clocks
