@@ -6,7 +6,7 @@ these declarations equal to it.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any, Final
 
@@ -46,8 +46,13 @@ def work_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> La
 
 def given_to(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an operator by the names of its schema."""
-    names = (argument.name for argument in function._schema.arguments)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_names(function), args, strict=False)), **kwargs}
+
+
+@cache
+def _names(function: Any) -> tuple[str, ...]:
+    """Return the names of an operator's arguments; PyTorch makes them anew at each question."""
+    return tuple(argument.name for argument in function._schema.arguments)
 
 
 def _declare(operator: Any, work: Declaration) -> None:

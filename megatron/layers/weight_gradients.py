@@ -7,7 +7,7 @@ later. ``Linear`` follows the protocol; a layer with products of its own may fol
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -109,9 +109,13 @@ class HasModules(Protocol):
 
 def deferring_parts(module: HasModules) -> Iterator[DefersWeightGradients]:
     """Yield the parts of a module that can leave weight gradients for later."""
+    defers: dict[type, bool] = {}  # a class has the protocol, so one module of it tells
     for part in module.modules():
-        if isinstance(part, DefersWeightGradients):
-            yield part
+        kind = type(part)
+        if kind not in defers:
+            defers[kind] = isinstance(part, DefersWeightGradients)
+        if defers[kind]:
+            yield cast(DefersWeightGradients, part)
 
 
 def defer_weight_gradients(module: HasModules, defer: Defer | None) -> None:

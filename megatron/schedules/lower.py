@@ -154,7 +154,8 @@ class _Messages:
     """The communications of a plan, numbered as in ``Graph``, with facts that all ranks share.
 
     Attributes:
-        order: all communications in the common order, by the time at which their data exists.
+        orders: for every rank, its communications in the order that all ranks have in common, by
+            the time at which their data exists.
         starts: for every communication, the instruction that issues it.
         waits: for every communication, the instruction that waits for it.
         lanes: for every communication of one microbatch, its kind and lane.
@@ -174,7 +175,15 @@ class _Messages:
         met = {"C0", *(b.kind for b in treatment.barriers)} if treatment.synchronous else set()
         self.blocking = [comm.kind in met for comm in graph.comms]
         self.on_links = {c for c, comm in enumerate(graph.comms) if comm.kind in ("X", "G")}
-        self.order = self._common_order()
+        self.orders = self._orders()
+
+    def _orders(self) -> list[list[int]]:
+        m, members = self.graph.microbatches, self.graph.members
+        found: list[list[int]] = [[] for _ in self.rows]
+        for comm in self._common_order():
+            for rank in members[comm // m]:
+                found[rank].append(comm)
+        return found
 
     def _common_order(self) -> list[int]:
         """Return all communications, sorted by the time at which their data exists.
@@ -232,8 +241,7 @@ class _Issue:
         graph, m = messages.graph, messages.graph.microbatches
         self.program: list[Instruction] = []
         self._messages, self._microbatches = messages, m
-        member = [rank in members for members in graph.members]
-        self._comms = [comm for comm in messages.order if member[comm // m]]
+        self._comms = messages.orders[rank]
         self._position = {comm: position for position, comm in enumerate(self._comms)}
         own = {number // m for number in messages.rows[rank]}
         self._used = {comm for number in own for comm in graph.comm_needs[number]}

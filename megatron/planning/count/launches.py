@@ -1,7 +1,8 @@
 """One operation of PyTorch as a launch: the bytes it moves, and its declared products."""
 
+from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -11,15 +12,47 @@ from megatron.simulator.costs.count import Launch, Product
 _NAMESPACES: Final = ("aten", "megatron_kernels")
 
 
+class _Operator(NamedTuple):
+    """Facts of an operator. PyTorch makes them anew at each question, and counts ask often.
+
+    Attributes:
+        name: its name without the namespace.
+        launches: whether its namespace has operators that launch.
+        is_view: whether its result is a view of an argument.
+        arguments: for every argument its name, whether it is read, and whether it is written.
+    """
+
+    name: str
+    launches: bool
+    is_view: bool
+    arguments: tuple[tuple[str, bool, bool], ...]
+
+
+@cache
+def _operator(function: Any) -> _Operator:
+    schema = function._schema
+    aliases = [(own.name, own.alias_info) for own in schema.arguments]
+    return _Operator(
+        schema.name.partition("::")[2],
+        function.namespace in _NAMESPACES,
+        function.is_view,
+        # The result may be a view of an argument that is neither: no memory is touched.
+        tuple((name, info is None, info is not None and info.is_write) for name, info in aliases),
+    )
+
+
 def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | None:
     """Return the launch of an operation; ``None``: nothing is launched."""
-    if function.namespace not in _NAMESPACES:
+    operator = _operator(function)
+    if not operator.launches:
         return None
     work = work_of(function, args, kwargs)
-    reads, writes = uses_of(function, args, kwargs)
-    if work is None or (function.is_view and not writes):
+    if work is None:
         return None
-    name = function._schema.name.partition("::")[2]
+    reads, writes = uses_of(function, args, kwargs)
+    if operator.is_view and not writes:
+        return None
+    name = operator.name
     known = {id(each) for each in tensors_of((args, kwargs))}
     made = [each for each in tensors_of(result) if id(each) not in known]
     given = given_to(function, args, kwargs) if work.unread or work.touched else {}
@@ -36,33 +69,30 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """Return the tensors in ``tree``: arguments or results of an operation, perhaps in lists."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return []
     found: list[Tensor] = []
-    for part in tree:
-        if isinstance(part, Tensor):
-            found.append(part)
-        elif isinstance(part, (list, tuple, dict)):
-            found += tensors_of(part)
+    _add_tensors(tree, found)
     return found
+
+
+def _add_tensors(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple, dict)):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            _add_tensors(part, found)
 
 
 def uses_of(function: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors that an operation reads, and the tensors that it writes."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
-    for index, argument in enumerate(function._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        alias = argument.alias_info
-        if alias is None:
-            reads += tensors_of(value)
-        elif alias.is_write:
-            writes += tensors_of(value)
-        # else the result is a view of the argument: no memory is touched
+    given = len(args)
+    for index, (name, is_read, is_written) in enumerate(_operator(function).arguments):
+        value = args[index] if index < given else kwargs.get(name)
+        if is_read:
+            _add_tensors(value, reads)
+        elif is_written:
+            _add_tensors(value, writes)
     return reads, writes
 
 

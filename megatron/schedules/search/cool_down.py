@@ -15,8 +15,8 @@ scheduler of the authors of ZB-V, arXiv 2401.10241, also weighs the idle times o
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from megatron.schedules.search.justify import Scheduled, scheduled
-from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.search.justify import Scheduled, scheduled_by
+from megatron.schedules.search.list_schedule import Problem, Rows, Rule
 
 _FILLER_SLACKS: Final = (0.0, 0.5)
 _SHARES: Final = (1.0, 0.95, 0.9, 0.8, 0.65, 0.5)
@@ -53,7 +53,7 @@ def cooled_down(
                 span = max(work) + share * (unlimited - max(work))
                 idle = [span - own for own in work] if unlimited else ()
                 rule = Rule(0.0, filler_slack, keys=keys, idle=idle)
-                found = scheduled(problem, list_schedule(problem, base, rule))
+                found = scheduled_by(problem, base, rule)
                 yield found
                 if found.span == unlimited:
                     break

@@ -10,7 +10,7 @@ pipeline, weight gradients play the role of forwards.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.search.list_schedule import Problem, Rows, Rule, listed
 from megatron.schedules.timing import longest_span, walk, working
 
 
@@ -37,7 +37,18 @@ def scheduled(problem: Problem, rows: Rows) -> Scheduled:
     """Return ``rows`` with their earliest times."""
     run = walk(problem.graph, rows)
     assert not run.stuck, "rows run"
-    starts, ends = run.starts, run.ends
+    return _timed(rows, run.starts, run.ends)
+
+
+def scheduled_by(problem: Problem, base: Rows, rule: Rule) -> Scheduled:
+    """Return the rows that list scheduling makes of ``base``, with their earliest times."""
+    found = listed(problem, base, rule)
+    if found.is_earliest:
+        return _timed(found.rows, found.starts, found.ends)
+    return scheduled(problem, found.rows)
+
+
+def _timed(rows: Rows, starts: list[list[float]], ends: list[list[float]]) -> Scheduled:
     span = longest_span(working(s, e) for s, e in zip(starts, ends, strict=True))
     return Scheduled(span, max(e[-1] for e in ends), rows, starts, ends)
 
@@ -55,7 +66,7 @@ def planned(problem: Problem, rows: Rows, starts: Sequence[Sequence[float]]) -> 
 def to_the_left(problem: Problem, base: Scheduled, slack: float) -> Scheduled:
     """Return ``base`` with every pass as early as possible."""
     rule = Rule(slack, planned=planned(problem, base.rows, base.starts))
-    return scheduled(problem, list_schedule(problem, base.rows, rule))
+    return scheduled_by(problem, base.rows, rule)
 
 
 def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Scheduled:
@@ -77,7 +88,7 @@ def justify(problem: Problem, base: Scheduled, slacks: Sequence[float]) -> Sched
             planned=planned(mirror, late.rows, late.starts),
             begin=[max(firsts) - first for first in firsts],
         )
-        late = scheduled(mirror, list_schedule(mirror, late.rows, rule))
+        late = scheduled_by(mirror, late.rows, rule)
         current = to_the_left(problem, _mirrored(problem, late), slack)
         best = min(best, current, key=lambda s: (s.span, s.end))
     return best

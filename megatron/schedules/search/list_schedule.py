@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from megatron.schedules.graph import Graph
 from megatron.schedules.held import Held
@@ -80,7 +80,29 @@ class Rule:
     idle: Sequence[float] = ()
 
 
+class Listed(NamedTuple):
+    """Rows with the times at which list scheduling has placed their passes.
+
+    Attributes:
+        rows: for every rank its passes, in their new order.
+        starts: the start of every pass in ``rows``.
+        ends: the end of every pass in ``rows``.
+        is_earliest: whether every pass starts as early as its row and its needs allow. If not, a
+            rank has waited, and has then started a pass that was ready before.
+    """
+
+    rows: Rows
+    starts: list[list[float]]
+    ends: list[list[float]]
+    is_earliest: bool
+
+
 def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
+    """Return the passes of ``base`` in a new order; see ``listed``."""
+    return listed(problem, base, rule).rows
+
+
+def listed(problem: Problem, base: Rows, rule: Rule) -> Listed:
     """Return the passes of ``base`` in a new order: ``rule`` chooses what a free rank runs next.
 
     Passes of one kind and chunk stay in the order of microbatches, and of the slices of a
@@ -98,7 +120,9 @@ def list_schedule(problem: Problem, base: Rows, rule: Rule) -> Rows:
         if now >= free[rank]:
             decide(rank, now)
     assert list(map(len, run.rows)) == list(map(len, base)), "the base does not run"
-    return run.rows
+    # Nothing here makes a rank wait after a pass (``Graph.waits_after``).
+    is_earliest = run.is_earliest and not problem.graph.waits_after
+    return Listed(run.rows, run.starts, run.ends, is_earliest)
 
 
 class _Rank:
@@ -134,6 +158,9 @@ class _Run:
         graph = problem.graph
         m = graph.microbatches
         self.rows: Rows = [[] for _ in base]
+        self.starts: list[list[float]] = [[] for _ in base]
+        self.ends: list[list[float]] = [[] for _ in base]
+        self.is_earliest = True
         self.free = list(rule.begin) or [0.0] * len(base)
         self.events = sorted((time, rank) for rank, time in enumerate(self.free))
         self._graph, self._rule = graph, rule
@@ -161,7 +188,7 @@ class _Run:
         ]
         for number, rank in enumerate(graph.ranks):
             insort(self._ranks[rank].queue, (self._keys[number][0], number))
-        self._ends = [0.0] * (m * len(graph.comms))
+        self._arrivals = [0.0] * (m * len(graph.comms))
         self._missing = [count for count in graph.sources for _ in range(m)]
         self._needs = [
             (owns, [comm * m for comm in comms])
@@ -255,7 +282,7 @@ class _Run:
 
     def _arrives(self, number: int) -> float:
         """Return when the next pass of ``number`` may start, or infinity if it is not known."""
-        following, missing, ends = self._following, self._missing, self._ends
+        following, missing, ends = self._following, self._missing, self._arrivals
         microbatch = following[number]
         if microbatch == self._microbatches:
             return inf
@@ -279,12 +306,15 @@ class _Run:
 
     def _start(self, state: _Rank, rank: int, number: int, now: float) -> None:
         following, row, arrival = self._following, self.rows[rank], self._arrival
-        ends, missing = self._ends, self._missing
+        ends, missing = self._arrivals, self._missing
         microbatch = following[number]
         following[number] = microbatch + 1
         if row:
             state.idled += now - self.free[rank]
+        if now > arrival[number] and not (row and now == self.free[rank]):
+            self.is_earliest = False
         row.append(number * self._microbatches + microbatch)
+        self.starts[rank].append(now)
         self._advance(state, number, microbatch)
         for i, change in self._changes[number]:
             state.stocks[i].room -= change
@@ -293,6 +323,7 @@ class _Run:
             if arrival[user] == inf:
                 arrival[user] = self._arrives(user)
         self.free[rank] = end = now + self._times[number]
+        self.ends[rank].append(end)
         heappush(self.events, (end, rank))
         for base, fed, time in self._feeds[number]:
             comm = base + microbatch
@@ -325,7 +356,7 @@ class _Run:
 
     def _announce(self, fed: int, microbatch: int, now: float) -> None:
         """Let the idle participants of a communication look for a pass again when it is done."""
-        arrival, free = self._ends[fed * self._microbatches + microbatch], self.free
+        arrival, free = self._arrivals[fed * self._microbatches + microbatch], self.free
         for user in self._waiting_for_comm[fed]:
             if self._following[user] == microbatch:
                 self._arrival[user] = self._arrives(user)

@@ -21,10 +21,17 @@ from megatron.schedules.plan import Plan
 from megatron.schedules.search.automatic import greedy
 from megatron.schedules.search.cool_down import cooled_down
 from megatron.schedules.search.fill_gaps import fill_gaps
-from megatron.schedules.search.justify import Scheduled, justify, planned, scheduled, to_the_left
+from megatron.schedules.search.justify import (
+    Scheduled,
+    justify,
+    planned,
+    scheduled,
+    scheduled_by,
+    to_the_left,
+)
 from megatron.schedules.search.keys_from_plan import keys_from_plan
 from megatron.schedules.search.lengthen import Lengthening, Target
-from megatron.schedules.search.list_schedule import Problem, Rows, Rule, list_schedule
+from megatron.schedules.search.list_schedule import Problem, Rows, Rule
 from megatron.schedules.search.watch import PLACEMENT, Watch
 
 EFFORT: Final = 600_000
@@ -292,8 +299,7 @@ class _Search:
         """Yield, one by one, the schedules that follow the plan without vocabulary passes."""
         for keys in self.keys:
             if self._affords(1):
-                rows = list_schedule(self._problem, start.rows, Rule(0.5, keys=keys))
-                yield [scheduled(self._problem, rows)]
+                yield [scheduled_by(self._problem, start.rows, Rule(0.5, keys=keys))]
 
     def _by_urgency(self, start: Scheduled) -> Iterator[list[Scheduled]]:
         """Yield the best two schedules by urgency alone, the better one last."""
@@ -339,7 +345,7 @@ class _Search:
             # Sorted, because passes of a kind run in the order of microbatches.
             keys = [sorted(time + random.gauss(0, spread) for time in row) for row in starts]
             rule = Rule(random.choice([0, 0.25, 0.5, 0.75, 1]), keys=keys)
-            shaken = scheduled(self._problem, list_schedule(self._problem, current.rows, rule))
+            shaken = scheduled_by(self._problem, current.rows, rule)
             slacks = random.choice([(0.5, 0.0), (0.0, 0.0), (0.5, 0.5), (1.0, 0.0), (0.25,)])
             found = justify(self._problem, shaken, slacks)
             if found.span <= current.span * (1 + _EPSILON):
