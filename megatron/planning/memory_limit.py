@@ -127,11 +127,6 @@ def memory_limit_of(config: RunConfig) -> MemoryLimit | None:
     return MemoryLimit(percent, memory, memory, named, with_host=True)
 
 
-def depends_on_machine(config: RunConfig) -> bool:
-    """Whether the limit of a run comes from the machine, so that ranks might find others."""
-    return config.parallel.planning.memory_percent is not None and config.parallel.gpu is None
-
-
 def uses(config: RunConfig, run_plan: RunPlan) -> list[Use]:
     """Return the bytes of every rank under a plan, by the limit of a run in percent."""
     return _uses(config, run_plan, _buckets(config, run_plan))

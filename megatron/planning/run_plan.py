@@ -14,7 +14,6 @@ import torch
 
 from megatron.planning.alternatives import Compared
 from megatron.planning.candidate import Candidate
-from megatron.planning.memory_limit import depends_on_machine
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.race import chosen
 from megatron.planning.run_request import check_stages, prepared, request_of, runs_on
@@ -45,6 +44,8 @@ def make_run_plan(
     costs: Costs | None = None,
     watch: Watch | None = None,
     seconds: float | None = None,
+    *,
+    checks: bool = True,
 ) -> RunPlan:
     """Return the plan of a training iteration.
 
@@ -55,6 +56,7 @@ def make_run_plan(
             file of ``--measured-costs``.
         watch: ends the search when its time is up, and shows how far it is.
         seconds: of work to compare schedules on a GPU, if ``watch`` has no limit.
+        checks: whether to refuse a plan that exceeds the limit in percent of the memory.
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
@@ -62,7 +64,9 @@ def make_run_plan(
     """
     found = all_compared(config, costs, watch, seconds)
     first = found.choose(seconds) if compares(config) else found.candidates[0]
-    if costs is None:  # measured costs change the order of passes in a run that has begun
+    if (
+        checks and costs is None
+    ):  # measured costs change the order of passes in a run that has begun
         first.check_memory_limit()
     return first.run_plan
 
@@ -77,11 +81,12 @@ def only_rank_0_plans(config: RunConfig) -> bool:
 
     With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
     their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
-    A percentage of a memory that no data sheet tells may be another one on every machine.
+    A percentage of a memory that no data sheet tells may be another one on every machine. Which
+    ranks know their GPU must not matter here: some ranks would wait for a plan that nobody sends.
     """
     limited = config.parallel.planning.search_seconds is not None
     long = compares(config) and _gpu(config, None) is not None
-    return limited or long or depends_on_machine(config)
+    return limited or long or config.parallel.planning.memory_percent is not None
 
 
 def asked(

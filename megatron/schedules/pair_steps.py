@@ -56,7 +56,7 @@ class PairSteps:
 
     Attributes:
         steps: work, collectives, waits and places to switch.
-        known: facts of pairs in which this pass has the first turn, so that each is found once.
+        known: facts of pairs in which this pass stands first in ``BEGINNERS``, each found once.
     """
 
     steps: tuple[PairStep, ...]

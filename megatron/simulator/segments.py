@@ -3,9 +3,10 @@
 In such a pass work and exchanges take turns: F works before each of its exchanges, and B after each
 of its exchanges. A pass that runs alone idles while its tokens travel. In a pair the other pass
 works meanwhile. So a pair has rounds: in each round first the first pass works during an exchange
-of the second, and then the second during an exchange of the first. The executor's turns have the
-same order (``parallel/turns.py``). All rounds are drawn equally long. The pass with more exchanges
-goes on alone after the last round. Rounds and rest together are as long as the pair.
+of the second, and then the second during an exchange of the first. That is the order of the usual
+turns; a plan may have better ones (``schedules/turn_order.py``), which are not drawn. All rounds
+are drawn equally long. The pass with more exchanges goes on alone after the last round. Rounds and
+rest together are as long as the pair.
 """
 
 from collections.abc import Iterator

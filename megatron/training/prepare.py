@@ -11,6 +11,7 @@ import torch
 
 from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
+from megatron.planning.memory_limit import beyond_limit
 from megatron.planning.must_fit import check_host, check_memory
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.prepared_advice import prepared_advice
@@ -118,7 +119,7 @@ def _planned(config: RunConfig, rank: int) -> RunPlan:
     """Return the plan; if ``only_rank_0_plans``, ``agreed`` shares it."""
     own = rank == 0 or not only_rank_0_plans(config)
     watch = Watch.of_rank(rank, config.parallel.planning.search_seconds if own else 0.0)
-    found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS)
+    found = make_run_plan(config, watch=watch, seconds=COMPARISON_SECONDS, checks=own)
     watch.close()
     return found
 
@@ -138,7 +139,7 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
 
     Raises:
         UserError: the ranks would run different things, or the plan that they take keeps more on
-            this rank's host than the machine has memory.
+            this rank's host than the machine has memory, or exceeds its limit in percent.
     """
     if only_rank_0_plans(prepared.asked):
         run_plan = shared_plan(rendezvous, prepared.run_plan)
@@ -158,6 +159,9 @@ def _having_taken(prepared: Prepared, run_plan: RunPlan, rendezvous: Rendezvous)
         check_host(config, run_plan, prepared.grid.axis("pipeline", rendezvous.rank).rank)
     except ValueError as error:
         raise UserError(str(error)) from error
+    # Rank 0 made the plan for the memory that it found; this rank's machine may have less.
+    if (reason := beyond_limit(config, run_plan)) is not None:
+        raise UserError(reason)
     if slices_of(config) != slices_of(prepared.config):
         data = _opened(config, prepared.grid, rendezvous.rank)
         digests = {**digests, **data_digests(config.train, data)}

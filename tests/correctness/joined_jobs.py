@@ -15,10 +15,14 @@ from schedules.paired import paired
 from megatron.parallel.turns import Turns
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
+from megatron.runtime.executor import Executor
+from megatron.runtime.observer import Observer
+from megatron.runtime.rank_passes import Passes
 from megatron.schedules.costs import Costs
 from megatron.schedules.graph import Graph
+from megatron.schedules.lower import Run
 from megatron.schedules.make_plan import make_plan
-from megatron.schedules.passes import PAUSING
+from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
 from megatron.schedules.settings import PairSettings
 from megatron.schedules.turn_order import TurnOrder
 
@@ -70,15 +74,49 @@ def in_pairs(
 def counted_turns() -> Iterator[Callable[[], int]]:
     """Count how often a pass hands over to another pass that is not over."""
     count = 0
-    hand_over = Turns.hand_over
+    goes_on = Turns._has_further_piece
 
-    def counted(self: Turns) -> None:
+    def counted(self: Turns) -> bool:
         nonlocal count
-        count += not all(self._over)
+        found = goes_on(self)
+        count += not found
+        return found
+
+    with patch.object(Turns, "_has_further_piece", counted):
+        yield lambda: count
+
+
+def places_of_pairs(
+    rank: int, world_size: int, *, config: RunConfig, batches: Batches
+) -> list[tuple[tuple[PassKind, int], ...]]:
+    """Train, and return at how many places each pass of each pair could switch."""
+    found: list[tuple[tuple[PassKind, int], ...]] = []
+    counts = [0, 0]
+    run_step, hand_over, pause = Executor._run_step, Turns.hand_over, Turns.pause
+
+    def counted_step(self: Executor, passes: Passes, step: Run, recorder: Observer | None) -> None:
+        counts[:] = [0, 0]
+        run_step(self, passes, step, recorder)
+        if step.joined is not None:
+            kinds = sorted((item.kind for item in step.passes), key=BEGINNERS.index)
+            found.append(tuple(zip(kinds, counts, strict=True)))
+
+    def counted_switch(self: Turns) -> None:
+        counts[self._turn] += self.runs
         hand_over(self)
 
-    with patch.object(Turns, "hand_over", counted):
-        yield lambda: count
+    def counted_pause(self: Turns) -> None:
+        own, before = self._turn, counts[self._turn]
+        pause(self)
+        counts[own] += self.runs and self._pauses and counts[own] == before  # the lag
+
+    with (
+        patch.object(Executor, "_run_step", counted_step),
+        patch.object(Turns, "hand_over", counted_switch),
+        patch.object(Turns, "pause", counted_pause),
+    ):
+        train_on_rank(rank, world_size, config=config, batches=batches)
+    return found
 
 
 def drawn_turns(graph: Graph, one: int, other: int) -> TurnOrder | None:

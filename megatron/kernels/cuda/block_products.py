@@ -39,7 +39,7 @@ ROUNDING_LAUNCH: Final = {**COMMON, "num_warps": 16}
 LEAST_ROWS: Final = 4096
 """Rows from which cuBLAS's gradient of a weight and an addition are quicker than the program that
 adds. On one H200 (4,096 inputs, 16,384 outputs) they took 734 us for 884 with 4,096 rows, and 1,225
-for 1,805 with 8,192. Lines through these times meet near 2,100 rows: the addition takes as long for
+for 1,805 with 8,192. Lines through these times meet near 2,700 rows: the addition takes as long for
 few rows as for many."""
 HOPPER: Final = 9
 """Major compute capability of the GPUs for which cuBLAS has scales of blocks in fp32."""

@@ -340,8 +340,9 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         """Add a part of the softmax to the parts that ``whole`` has already, in place.
 
         Args:
-            whole: fp32 or better, so that the sum of many parts is rounded once, by the caller.
-                Every query has seen a key in it, or sees one in ``part``.
+            whole: in the dtype of the caller's choice. In fp32 the sum of many parts is rounded
+                once, by the caller; in 16 bits it is rounded after each part. Every query has seen
+                a key in it, or sees one in ``part``.
             part: attention of the same queries to other keys.
         """
         join_parts_(whole, part)

@@ -52,8 +52,8 @@ BLOCKS: Final = 1.65
 cuBLAS multiplies: 1.61 to 1.71 on one H200, of 2,048 to 8,192 tokens. Only on Hopper."""
 
 BLOCK_WEIGHTS: Final = 1.3
-"""The same for gradients of weights by cuBLAS, which an addition follows: 1.28 and 1.33 times as
-fast as outputs of 16 bits on one H200, with 4,096 and 8,192 tokens. Only on Hopper."""
+"""The same for gradients of weights by cuBLAS, without the addition that follows: 1.28 and 1.33
+times as fast as outputs of 16 bits on one H200, with 4,096 and 8,192 tokens. Only on Hopper."""
 
 FASTER: Final = {
     "eight_bit_product": "eight_bits",
@@ -79,7 +79,7 @@ class Rates:
         tile_fill: see ``TILE_FILL``.
         eight_bits: see ``EIGHT_BITS``; 1 if the GPU does not multiply numbers of 8 bits.
         blocks: see ``BLOCKS``; 1 if cuBLAS has no such product for the GPU.
-        block_weights: see ``BLOCK_WEIGHTS``; likewise.
+        block_weights: see ``BLOCK_WEIGHTS``; 1 if cuBLAS has no such product for the GPU.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below 0.
