@@ -66,18 +66,22 @@ def compare(
 
     Args:
         measured: seconds of every rank that was timed.
-        planned: the time that the plan expects on these ranks, in its unit; where it expects
-            nothing, 1 is taken, as if passes of that kind were alike on all ranks.
+        planned: the time that the plan expects on these ranks, in its unit. Where it expects no
+            time of a kind from any of them, passes of that kind count as alike on all ranks. A kind
+            of which it expects no time from this rank alone counts as usual there.
         alike: for each of these ranks, a number that ranks share which are compared.
     """
     usual: dict[int, dict[str, float]] = {rank: {} for rank in measured}
     for group in set(alike.values()):
         members = [rank for rank in measured if alike[rank] == group]
         for kind in {kind for rank in members for kind in measured[rank]}:
-            work = {r: planned[r].get(kind) or 1.0 for r in members if kind in measured[r]}
+            timed = [rank for rank in members if kind in measured[rank]]
+            work = {rank: own for rank in timed if (own := planned[rank].get(kind, 0.0)) > 0}
+            work = work or dict.fromkeys(timed, 1.0)
             unit = median(measured[rank][kind] / work[rank] for rank in work)
-            for rank in work:
-                usual[rank][kind] = unit * work[rank]
+            for rank in timed:
+                known = rank in work
+                usual[rank][kind] = unit * work[rank] if known else measured[rank][kind]
     found = [_compared(rank, own, usual[rank]) for rank, own in measured.items()]
     return sorted((own for own in found if own.usual > 0), key=lambda own: -own.slowness)
 

@@ -102,6 +102,15 @@ def test_a_kind_that_few_ranks_have_is_compared_among_them() -> None:
     assert [own.slowness for own in compare(measured, measured, together(3))] == [1, 1, 1]
 
 
+def test_a_kind_without_a_plan_on_one_rank_alone_is_usual_there() -> None:
+    """The unit of the plan (here 1e13 a second) must not meet the number 1."""
+    measured = by_rank({"F": 1.0, "IF": 1e-4}, {"F": 1.0, "IF": 1e-3}, {"F": 1.2, "IF": 1e-3})
+    planned = by_rank({"F": 1e13, "IF": 0.0}, {"F": 1e13, "IF": 1e10}, {"F": 1e13, "IF": 1e10})
+    first, *others = compare(measured, planned, together(3))
+    assert (first.rank, first.passes) == (2, "F")
+    assert [own.slowness for own in others] == pytest.approx([1, 1])
+
+
 def test_passes_for_which_the_plan_expects_nothing_are_taken_as_alike() -> None:
     measured = by_rank({"IF": 1.0}, {"IF": 1.0}, {"IF": 3.0})
     found = compare(measured, by_rank({}, {"IF": 0.0}, {}), together(3))
