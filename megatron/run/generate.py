@@ -20,6 +20,12 @@ def _prompt(text: str) -> str:
         raise ValueError("an empty prompt; without a prompt a text begins as a new document does")
     if text.startswith("-"):
         raise ValueError("no prompt begins with '-'; put it into --generate-prompts-file")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "the prompt has bytes that are no UTF-8; put it into --generate-prompts-file, as UTF-8"
+        ) from error
     return text
 
 
