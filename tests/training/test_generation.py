@@ -29,6 +29,7 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.run.generate import GenerateSettings
 from megatron.run.records import RecordSettings
 from megatron.run.run_config import RunConfig
+from megatron.training.generation import MOST_SHORT_ROWS, rows_at_once
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.open_prompts import Prompts
@@ -157,6 +158,23 @@ def test_texts_are_those_of_the_checkpoint(
     assert list(found) == [3]
     assert found[3] == from_checkpoint(tmp_path, Sampling())
     assert len({tuple(answer) for answer in found[3]}) > 2, "the prompts matter"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "length", "samples", "sample", "rows"),
+    [
+        (5, 32, 1, 96, 3),  # the tokens of a microbatch
+        (5, 64, 1, 96, 1),
+        (5, 32, 4, 96, 5),  # all prompts
+        (900, 32, 2, 131_072, MOST_SHORT_ROWS),
+        (3, 96, 200, 96, 200),  # whole rows make a microbatch as in training, with empty rows
+        (900, 96, 200, 96, 200),
+    ],
+)
+def test_rows_at_once_fit_the_memory_of_a_microbatch(
+    prompts: int, length: int, samples: int, sample: int, rows: int
+) -> None:
+    assert rows_at_once(prompts, length, samples, sample) == rows
 
 
 DRAWN = [Sampling(1.3, seed=1234), Sampling(0.9, top_k=6, seed=1234), Sampling(2.0, 0, 0.7, 1234)]
