@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from correctness.rank_runs import ListLoader, connected
@@ -194,6 +195,22 @@ def test_drawn_texts_are_those_of_the_checkpoint(
     ranks.run(run_on_rank, layout.world_size, job=job, config=config)
     assert written(tmp_path)[3] == from_checkpoint(tmp_path, how)
     assert written(tmp_path)[3] != from_checkpoint(tmp_path, Sampling())
+
+
+def collections_on_rank(rank: int, world_size: int, *, job: Job, config: RunConfig) -> int:
+    with patch("gc.collect") as collect:
+        run_on_rank(rank, world_size, job=job, config=config)
+    return collect.call_count
+
+
+def test_garbage_is_collected_before_and_after_texts(ranks: RankPool) -> None:
+    job, layout, counts = job_of(GPT), Layout(1, "none"), []
+    for interval in (None, 1):
+        config = config_of(job, layout, None, interval=interval)
+        config = replace(config, guard=replace(config.guard, manual_gc=True))
+        [count] = ranks.run(collections_on_rank, 1, job=job, config=config)
+        counts.append(count)
+    assert counts[1] - counts[0] == 2 * 3
 
 
 DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=2, fp8_amax_compute_algo="max")
