@@ -16,18 +16,25 @@ _TOO_LONG: Final = re.compile(rf"\S{{{LONGEST + 1},}}")
 
 
 def readable(message: str) -> str:
-    r"""Return a message without invisible characters and without long words.
+    """Return a message without invisible characters and without long words.
 
-    Each character that cannot be printed is shown as its number, such as ``\u200b``. Examples are a
-    space without width, a mark that turns the direction of writing, or half a character. A word
-    longer than ``LONGEST`` loses its middle.
+    Invisible characters are shown as in ``visible``. A word longer than ``LONGEST`` loses its
+    middle.
 
     Args:
         message: the message, of any number of lines.
     """
     beginning, end = _KEPT
-    shown = "".join(c if c.isprintable() or c in "\n\t" else _number(c) for c in message)
-    return _TOO_LONG.sub(lambda word: f"{word[0][:beginning]}...{word[0][-end:]}", shown)
+    return _TOO_LONG.sub(lambda word: f"{word[0][:beginning]}...{word[0][-end:]}", visible(message))
+
+
+def visible(text: str) -> str:
+    r"""Return a text of any number of lines without invisible characters, and otherwise whole.
+
+    Each character that cannot be printed is shown as its number, such as ``\u200b``. Examples are a
+    space without width, a mark that turns the direction of writing, or half a character.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _number(c) for c in text)
 
 
 def nearest(word: str, known: Collection[str]) -> str:

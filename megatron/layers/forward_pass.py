@@ -39,7 +39,8 @@ class ForwardPass:
         sliced: the slice that the pass is of, and the keys of earlier ones; ``None``: the samples
             are whole.
         is_apart: whether no token may change the result of an earlier token or of another sample.
-            Then experts are never full, and their router does not force a balance.
+            Then experts are never full, and their router does not force a balance. In 8 bits, a
+            scale of a whole tensor still comes from all samples and tokens of the pass.
     """
 
     seeds: DropoutSeeds | None = None

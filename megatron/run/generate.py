@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from megatron.data.settings import DataSettings, DocumentSettings
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.ranges import COUNT, INTERVAL, NOT_NEGATIVE, PERCENT, Range
-from megatron.flags.rules import refuses
+from megatron.flags.rules import notes, refuses
 from megatron.model.settings import ShapeSettings
 
 _ON: Final = "--generate-interval"
@@ -17,9 +18,15 @@ _DRAWS: Final = "--generate-temperature"
 
 def _prompt(text: str) -> str:
     if not text.strip():
-        raise ValueError("an empty prompt; without a prompt a text begins as a new document does")
+        raise ValueError("an empty prompt; without one, a text begins behind the end of a document")
     if text.startswith("-"):
         raise ValueError("no prompt begins with '-'; put it into --generate-prompts-file")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "the prompt has bytes that are no UTF-8; put it into --generate-prompts-file, as UTF-8"
+        ) from error
     return text
 
 
@@ -60,4 +67,21 @@ def _room_for_a_prompt(flags: Flags) -> Iterator[str]:
         yield (
             f"--generate-max-new-tokens {own.generate_max_new_tokens} leaves no room for a prompt "
             f"in the {length} tokens of --seq-length: lower it"
+        )
+
+
+@notes
+def _begins_untrained(flags: Flags) -> Iterator[str]:
+    """Note that texts without a prompt begin where a model is not trained to go on."""
+    own = flags[GenerateSettings]
+    has_prompts = own.generate_prompt or own.generate_prompts_file is not None
+    if own.generate_interval is None or has_prompts:
+        return
+    begins = "texts without a prompt begin behind the end of a document"
+    if flags[DataSettings].eod_mask_loss:
+        yield f"--eod-mask-loss: {begins}, where no token is trained: give --generate-prompt"
+    if flags[DocumentSettings].reset_attention_mask:
+        yield (
+            f"--reset-attention-mask: {begins}, which no document sees in training: give "
+            "--generate-prompt"
         )

@@ -67,10 +67,10 @@ class GuardSettings:
         "another rank's collector.")
     manual_gc_interval: int = flag(0,
         "With --manual-gc: iterations from one collection to the next; 0: collect only before and "
-        "after evaluations.",
+        "after evaluations and texts.",
         INTERVAL_OR_NONE, idle_without="--manual-gc")
     no_manual_gc_eval: bool = flag(False,
-        "With --manual-gc: do not collect before and after evaluations.",
+        "With --manual-gc: do not collect before and after evaluations and texts.",
         idle_without="--manual-gc")
     # fmt: on
 

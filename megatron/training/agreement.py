@@ -45,7 +45,7 @@ _SAME_PLAN = (
     "--schedule-file FILE"
 )
 _SAME_DATA = "give every rank the same files of --data-path"
-_SAME_PROMPTS = "give every rank the same file of --generate-prompts-file"
+_SAME_PROMPTS = "give every rank the same file of --generate-prompts-file and the same tokenizer"
 _WHICH_FILES = "which files?"
 _GPU = "GPU that draws initial weights"
 _PROMPTS = "prompts"
@@ -79,7 +79,7 @@ def data_digests(train: TrainSettings, data: Data) -> dict[str, str]:
     """Return the digests of the data.
 
     The first training batch is hashed, as many samples at the end of the training data, the first
-    batch of every set that is evaluated, and the prompts of texts.
+    batch of every set that is evaluated, and the prompts of texts with the token that ends a text.
 
     Raises:
         ValueError: a batch holds a token outside the vocabulary.
@@ -93,7 +93,8 @@ def data_digests(train: TrainSettings, data: Data) -> dict[str, str]:
     if data.test is not None:
         found["test data"] = _batches(data.test, (0,))
     if data.prompts is not None:
-        found[_PROMPTS] = _digest([repr(data.prompts.tokens).encode()])
+        own = data.prompts.tokens, data.prompts.words.end  # the end of a text decides on a forward
+        found[_PROMPTS] = _digest([repr(own).encode()])
     return found
 
 

@@ -8,6 +8,7 @@ a token is chosen over the shards of the output layer where they are.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,14 @@ from megatron.training.metrics.meter import Meter
 from megatron.training.metrics.records import Generated, GeneratedText, now
 from megatron.training.open_prompts import Prompts
 from megatron.training.setup import TrainState
+
+MOST_SHORT_ROWS: Final = 64
+"""Rows shorter than samples that run at once.
+
+A row's next token is chosen from logits in fp32, with noise or the candidates of all ranks beside
+them: several numbers for every entry of the vocabulary. A microbatch of long samples has the tokens
+of thousands of short rows, and memory was planned for training.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,6 @@ def continued(
 ) -> list[list[int]]:
     """Return the tokens with which the model goes on from prompts, the same on every rank.
 
-    At once as many rows run as have together no more tokens than a microbatch.
-
     Args:
         state: of this rank.
         prompts: their tokens; each has room for ``most_tokens`` more in a sample.
@@ -97,16 +104,23 @@ def continued(
     pipeline, most = state.pipeline, state.pipeline.model.config.seq_length
     longest = max(map(len, prompts)) + most_tokens
     length = row_length(pipeline.model, pipeline.train_program.plan.slices, longest)
-    # Rows as long as samples are as many as samples: products in 8 bits take such a microbatch.
-    at_once = micro_batch_size * most // length
-    if length < most:
-        at_once = min(at_once, len(prompts))
+    at_once = rows_at_once(len(prompts), length, micro_batch_size, most)
     rows, found = pipeline.token_rows(at_once, length), list[list[int]]()
     for first in range(0, len(prompts), at_once):
         own = prompts[first : first + at_once]
         steps = _steps(state, rows, own, first, how, most_tokens, end)
         found += answers(steps, len(own))
     return found
+
+
+def rows_at_once(prompts: int, length: int, micro_batch_size: int, seq_length: int) -> int:
+    """Return how many rows of ``length`` tokens run at once: no more tokens than a microbatch has.
+
+    Rows as long as samples are as many as samples: products in 8 bits take such a microbatch.
+    """
+    if length == seq_length:
+        return micro_batch_size
+    return min(micro_batch_size * seq_length // length, prompts, MOST_SHORT_ROWS)
 
 
 def _steps(

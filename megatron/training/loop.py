@@ -207,7 +207,8 @@ class _Loop:
                 self._evaluations.between(iteration)
         if self._generation.is_due(iteration):
             self._report(self._step.settle())
-            with self._position.within(f"text at iteration {iteration + 1}"):
+            phase = f"text at iteration {iteration + 1}"
+            with self._position.within(phase), self.collector.evaluating():
                 self._generation.after(iteration, self._data.train.consumed_samples)
         if self._copies.is_due(iteration):
             self._check_copies(iteration)

@@ -525,10 +525,14 @@ def test_a_run_that_only_evaluates_finds_all_in_place(treatment: str, gpus: GpuP
     ids=str,
 )
 def test_texts_between_iterations_hold_up_no_rank(layout: Layout, gpus: GpuPool) -> None:
-    config = Job(GPTOptions(num_layers=4), microbatches=3).config(layout, torch.bfloat16)
+    """Samples are longer than texts, so that rows are shorter than samples."""
+    options = GPTOptions(num_layers=4, max_position_embeddings=96)
+    job = Job(options, microbatches=3, sequence=96)
+    config = job.config(layout, torch.bfloat16)
     found = gpus.map(run_writing, config, ranks=layout.world_size)
     assert [own.faults for own in found] == [[] for _ in found]
     assert [list(map(len, own.texts)) for own in found] == [[3, 3] for _ in found]
+    assert [own.forms - own.warm_forms for own in found] == [set() for _ in found]
     assert_communications_fit([own.issued for own in found])
     for held_up, implicit in product((False, True), (False, True)):
         assert stuck([own.journal for own in found], held_up, implicit) == []

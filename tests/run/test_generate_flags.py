@@ -49,3 +49,16 @@ def test_flags_without_effect_are_noted(flags: list[str], noted: str) -> None:
 def test_a_text_that_fills_a_sample_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--generate-max-new-tokens 8 leaves no room.*8 tok"):
         run("--generate-interval", "3", "--generate-max-new-tokens", "8")
+
+
+def test_a_prompt_of_broken_utf_8_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--generate-prompt .*no UTF-8; put it into"):
+        run(*ON, "--generate-prompt", "caf\udce9")
+
+
+@pytest.mark.parametrize("flag", ["--eod-mask-loss", "--reset-attention-mask"])
+def test_texts_that_begin_where_nothing_is_trained_are_noted(flag: str) -> None:
+    assert [note.split(":")[0] for note in run(*ON, flag).notes] == [flag]
+    assert run(flag).notes == ()
+    assert run(*ON, flag, "--generate-prompt", "1").notes == ()
+    assert run(*ON, flag, "--generate-prompts-file", "p.txt").notes == ()

@@ -82,7 +82,7 @@ def test_a_page_in_one_file_shows_its_runs(browser: Browser, tmp_path: Path) -> 
             "[...document.querySelectorAll('#texts .passage')].map((cell) => cell.textContent)"
         )
         behind = "(behind the end of a document)"
-        assert shown == ["Once upon", " a time 10", behind, "3 mice\n", "p", HOSTILE]
+        assert shown == ["p", HOSTILE, "Once upon", " a time 10", behind, "3 mice\n"]
         assert page.value("window.hacked === undefined && !document.querySelector('main img')")
         assert page.faults == []
 

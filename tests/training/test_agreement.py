@@ -21,6 +21,7 @@ from megatron.data.microbatch import MicrobatchLoader
 from megatron.data.samples import SampleDataset
 from megatron.flags.tree import changed as changed_in_tree
 from megatron.flags.tree import kinds_in, values_of
+from megatron.inference.words import Words
 from megatron.layers.recompute import Part, Recomputation
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
@@ -38,6 +39,7 @@ from megatron.training.agreement import (
     run_digests,
 )
 from megatron.training.open_data import Data
+from megatron.training.open_prompts import Prompts
 from megatron.training.rendezvous import Rendezvous, UserError
 
 CONFIG = TrainingJob(GPTOptions(num_layers=4, vocab_size=61), microbatches=6).config(
@@ -186,6 +188,27 @@ def test_a_run_may_end_before_a_batch_has_its_full_size(other: int) -> None:
     """Two iterations of 2 samples, where batches grow to 6: the data are these 4 samples."""
     rampup = Rampup(2, 2, 8)
     assert of_data(Numbers(4, other), rampup=rampup) != of_data(Numbers(4), rampup=rampup)
+
+
+def of_prompts(end: int | None, *tokens: tuple[int, ...]) -> dict[str, str]:
+    prompts = Prompts(Words.ids(60, end), tuple(map(str, tokens)), tokens)
+    config = changed("train", micro_batch_size=2, global_batch_size=6, train_iters=2)
+    return data_digests(config.train, Data(MicrobatchLoader(Numbers(12), 2, 3), prompts=prompts))
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens"), [(60, [(1, 2), (4,)]), (60, [(1, 2)]), (None, [(1, 2), (3,)])]
+)
+def test_other_prompts_differ_and_so_do_prompts_whose_texts_end_elsewhere(
+    end: int | None, tokens: list[tuple[int, ...]]
+) -> None:
+    """A rank whose texts end earlier would leave the others waiting."""
+    own = of_prompts(60, (1, 2), (3,))
+    assert disagreement([own, of_prompts(60, (1, 2), (3,))]) is None
+    message = disagreement([own, of_prompts(end, *tokens)])
+    assert message is not None
+    assert message.startswith("prompts of rank 1 differ")
+    assert "--generate-prompts-file" in message
 
 
 @pytest.mark.parametrize(

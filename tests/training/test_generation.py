@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from correctness.rank_runs import ListLoader, connected
@@ -29,6 +30,7 @@ from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.run.generate import GenerateSettings
 from megatron.run.records import RecordSettings
 from megatron.run.run_config import RunConfig
+from megatron.training.generation import MOST_SHORT_ROWS, rows_at_once
 from megatron.training.loop import train
 from megatron.training.open_data import Data
 from megatron.training.open_prompts import Prompts
@@ -159,6 +161,23 @@ def test_texts_are_those_of_the_checkpoint(
     assert len({tuple(answer) for answer in found[3]}) > 2, "the prompts matter"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "length", "samples", "sample", "rows"),
+    [
+        (5, 32, 1, 96, 3),  # the tokens of a microbatch
+        (5, 64, 1, 96, 1),
+        (5, 32, 4, 96, 5),  # all prompts
+        (900, 32, 2, 131_072, MOST_SHORT_ROWS),
+        (3, 96, 200, 96, 200),  # whole rows make a microbatch as in training, with empty rows
+        (900, 96, 200, 96, 200),
+    ],
+)
+def test_rows_at_once_fit_the_memory_of_a_microbatch(
+    prompts: int, length: int, samples: int, sample: int, rows: int
+) -> None:
+    assert rows_at_once(prompts, length, samples, sample) == rows
+
+
 DRAWN = [Sampling(1.3, seed=1234), Sampling(0.9, top_k=6, seed=1234), Sampling(2.0, 0, 0.7, 1234)]
 
 
@@ -176,6 +195,22 @@ def test_drawn_texts_are_those_of_the_checkpoint(
     ranks.run(run_on_rank, layout.world_size, job=job, config=config)
     assert written(tmp_path)[3] == from_checkpoint(tmp_path, how)
     assert written(tmp_path)[3] != from_checkpoint(tmp_path, Sampling())
+
+
+def collections_on_rank(rank: int, world_size: int, *, job: Job, config: RunConfig) -> int:
+    with patch("gc.collect") as collect:
+        run_on_rank(rank, world_size, job=job, config=config)
+    return collect.call_count
+
+
+def test_garbage_is_collected_before_and_after_texts(ranks: RankPool) -> None:
+    job, layout, counts = job_of(GPT), Layout(1, "none"), []
+    for interval in (None, 1):
+        config = config_of(job, layout, None, interval=interval)
+        config = replace(config, guard=replace(config.guard, manual_gc=True))
+        [count] = ranks.run(collections_on_rank, 1, job=job, config=config)
+        counts.append(count)
+    assert counts[1] - counts[0] == 2 * 3
 
 
 DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=2, fp8_amax_compute_algo="max")

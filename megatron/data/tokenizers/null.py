@@ -24,7 +24,8 @@ class NullTokenizer(Tokenizer):
         ids = [int(word) for word in text.split()]
         if ids and not 0 <= min(ids) <= max(ids) <= self.eod:
             raise ValueError(
-                f"the ids {min(ids)}..{max(ids)} are not all from 0 to --vocab-size {self.eod}"
+                f"the ids {min(ids)}..{max(ids)} are not all from 0 to {self.eod}, the last id of "
+                "the vocabulary"
             )
         return ids
 

@@ -18,7 +18,8 @@ class Collector:
     Attributes:
         interval: iterations from one collection to the next; 0: no collection after iterations;
             ``None``: Python's own thresholds decide.
-        around_evaluations: with an interval, also collect before and after every evaluation.
+        around_evaluations: with an interval, also collect before and after every evaluation and
+            before and after texts.
     """
 
     interval: int | None = None
@@ -56,7 +57,7 @@ class Collector:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Collect before and after the evaluation that runs in this context."""
+        """Collect before and after the evaluation, or the texts, that run in this context."""
         collects = self.interval is not None and self.around_evaluations
         if collects:
             gc.collect()

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 
-from megatron.flags.readable import readable
+from megatron.flags.readable import visible
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.train import TrainSettings
 from megatron.schedules.counted import counted
@@ -135,10 +135,13 @@ def evaluation_lines(values: Evaluation) -> str:
 
 
 def generation_lines(values: Generated) -> Iterator[str]:
-    r"""Yield a line for every text; the ends of its lines are shown as ``\n``."""
+    r"""Yield a line for every text; the ends of its lines are shown as ``\n``.
+
+    Texts are whole: the tokens of a text are few, and not every language has blanks between words.
+    """
     for number, own in enumerate(values.texts, 1):
         prompt, text = (
-            readable(json.dumps(part, ensure_ascii=False)) for part in (own.prompt, own.text)
+            visible(json.dumps(part, ensure_ascii=False)) for part in (own.prompt, own.text)
         )
         yield f" text {number} at iteration {values.iteration} | {prompt} | {text} |"
 

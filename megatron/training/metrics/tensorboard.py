@@ -39,7 +39,8 @@ class TensorBoard(Sink):
             self._writer.add_text("configuration", f"```json\n{config}\n```", record.iteration)
         if isinstance(record, Generated) and self._writer is not None:
             for number, own in enumerate(record.texts, 1):
-                self._writer.add_text(f"text {number}", _as_markdown(own), record.iteration)
+                tag = f"text {number}".replace(" ", self._space)
+                self._writer.add_text(tag, _as_markdown(own), record.iteration)
         for curve, value, over_samples in self._curves.points(record):
             self._add(curve, value, record.iteration)
             if over_samples:

@@ -21,7 +21,13 @@ from megatron.training.metrics.log_line import (
 )
 from megatron.training.metrics.peak_memory import PeakMemory
 from megatron.training.metrics.peak_tflops import Peak
-from megatron.training.metrics.records import Evaluation, Interval, RankFigures, perplexity
+from megatron.training.metrics.records import (
+    Evaluation,
+    GeneratedText,
+    Interval,
+    RankFigures,
+    perplexity,
+)
 
 VALUES = Interval(
     time=datetime(2026, 11, 20, 12, 0, 0),
@@ -198,3 +204,9 @@ def test_every_text_has_one_line_with_visible_characters() -> None:
         r' text 1 at iteration 5 | "Once\nupon" | " a `time`" |',
         r' text 2 at iteration 5 | "" | "mice\u200b" |',
     ]
+
+
+def test_texts_of_languages_without_blanks_are_whole() -> None:
+    long = "吾輩は猫である" * 100
+    record = replace(generated(5), texts=(GeneratedText(long, long, (1,)),))
+    assert list(generation_lines(record)) == [f' text 1 at iteration 5 | "{long}" | "{long}" |']

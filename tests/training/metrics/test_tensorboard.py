@@ -28,7 +28,7 @@ class SummaryWriter:
         self.points.append((tag, values["bucket_counts"], values["global_step"]))
 
     def add_text(self, tag, text_string, global_step):
-        pass
+        self.points.append((tag, text_string, global_step))
 
     def close(self):
         self.closed = True
@@ -79,7 +79,7 @@ def test_the_other_package_gets_names_without_spaces(
     monkeypatch.setattr(tensorboard, "is_installed", lambda name: name == "tensorboardX")
     sink = TensorBoard(tmp_path / "curves", 10, Curves(RecordSettings(), 2))
     layer = LayerFigures(3, {}, 1.5, 2, (1, 0, 3))
-    for record in (started(), step(1, layers=(layer,))):
+    for record in (started(), step(1, layers=(layer,)), generated(1)):
         sink.write(record)
     sink.close(failed=False)
     made = importlib.import_module("tensorboardX").writers[0]
@@ -87,4 +87,6 @@ def test_the_other_package_gets_names_without_spaces(
     assert ("lm_loss", 9.9, 1) in made.points
     assert ("moe/expert-load_layer_3", [1, 0, 3], 1) in made.points
     assert ("lm_loss_vs_samples", 9.9, 8) in made.points
+    assert ("text_2", "    mice\u200b", 1) in made.points
+    assert not [tag for tag, *_ in made.points if " " in tag]
     monkeypatch.delitem(sys.modules, "tensorboardX")

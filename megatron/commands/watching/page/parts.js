@@ -95,10 +95,11 @@ export function drawSlow(runs) {
   fill("slow-table", table(["run", "record of iteration", "an iteration"], rows));
 }
 
-/** The texts that the models have written, the newest first. */
+/** The texts that the models have written: those of the greatest iteration first, whatever their run. */
 export function drawTexts(runs) {
-  const rows = runs.flatMap((run) => run.written.flatMap(({ iteration, texts }) =>
-    texts.map(({ prompt, text: own }) => [whole(iteration), run.title, prompt || "(behind the end of a document)", own])));
+  const written = runs.flatMap((run) => run.written.map((own) => ({ ...own, title: run.title })));
+  const rows = written.sort((one, other) => other.iteration - one.iteration).flatMap(({ iteration, title, texts }) =>
+    texts.map(({ prompt, text: own }) => [whole(iteration), title, prompt || "(behind the end of a document)", own]));
   element("texts").hidden = !rows.length;
   const content = table(["iteration", "run", "prompt", "text"], rows);
   content.querySelectorAll("td:nth-child(n+3)").forEach((cell) => { cell.className = "passage"; });
