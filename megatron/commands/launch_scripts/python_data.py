@@ -137,10 +137,7 @@ class PythonData:
                 return self._branch(own, names)
             case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
                 pass  # a docstring, or a type
-            case ast.Expr(value=ast.Call() as call) if self._is_own(call):
-                self._value(call, names)
-            case ast.Expr(value=ast.Call() as call) if _is_harmless(call):
-                self._note(own, "not followed")
+            case ast.Expr(value=ast.Call() as call) if self._is_own(call) or _is_harmless(call):
                 self._value(call, names)
             case ast.Assert():
                 self._value(own.test, names)
