@@ -25,6 +25,15 @@ DECLARES: Final = frozenset({"export", "declare", "typeset", "local", "readonly"
 PREFIXES: Final = frozenset({"!", "time", "builtin", "command"})
 """Words before a command that change no assignment of the command."""
 
+_ANYWHERE: Final = re.compile(
+    r"(?<![\w$-])([A-Za-z_]\w*)(?:\[[^\]\n]{0,99}\])?(?:[-+*/%:]?=(?!=)|\+\+|--)", re.ASCII
+)
+_BEHIND: Final = re.compile(
+    r"\b(?:for|read|mapfile|readarray|getopts|unset|printf|let)\b([^\n;|&]{0,999})", re.ASCII
+)
+"""Assignments and commands that assign, in a text that may be no script."""
+
+
 PLACES: Final = "@"
 """Stands among the names for $1, $2 and so on."""
 
@@ -62,6 +71,13 @@ def assigned_in(block: Block, functions: Mapping[str, Block], look: Look) -> dic
                 called.add(name)
                 left += functions[name]
     return found
+
+
+def named_in(text: str) -> dict[str, bool]:
+    """Return the variables that a text may assign which is no script, as ``assigned_in``."""
+    names = [found[1] for found in _ANYWHERE.finditer(text)]
+    names += [one for own in _BEHIND.finditer(text) for one in own[1].split()]
+    return dict.fromkeys((name for name in names if name.isidentifier()), False)
 
 
 def leaves_a_loop(block: Block, look: Look) -> bool:

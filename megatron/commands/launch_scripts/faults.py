@@ -26,6 +26,9 @@ MOST_WORDS: Final = 20_000
 MOST_LAUNCHES: Final = 16
 """Trainings of a script that are answered at once."""
 
+MOST_SOURCED: Final = 300
+"""Times that a script reads other files."""
+
 DEEPEST: Final = 40
 """Levels of commands within commands, of functions that call functions, and of texts that are read
 as commands."""
@@ -41,3 +44,19 @@ class ScriptError(ValueError):
 
     def __init__(self, line: int, fault: str) -> None:
         super().__init__(f"line {line}: {fault}")
+
+
+class SourcedError(ScriptError):
+    """A fault in a file that a script sources.
+
+    Args:
+        line: number of the line that sources the file.
+        fault: the file, and the fault in it or in the innermost of the files that it sources.
+
+    Attributes:
+        innermost: the fault, without the files between the innermost one and this one.
+    """
+
+    def __init__(self, line: int, fault: str) -> None:
+        super().__init__(line, fault)
+        self.innermost = fault

@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, NamedTuple
 from megatron.commands.launch_scripts.configs import Named, flags_of_keys
 from megatron.commands.launch_scripts.launches import Launch
 from megatron.commands.launch_scripts.page import Source
-from megatron.commands.launch_scripts.python_data import Computed, PythonData, Record, Value
-from megatron.commands.launch_scripts.torchtitan import Translation, translated
+from megatron.commands.launch_scripts.python_data import PythonData
+from megatron.commands.launch_scripts.python_values import Computed, Record, Value
+from megatron.commands.launch_scripts.torchtitan import EVERYTHING, Translation, translated
 from megatron.commands.launch_scripts.values import Holes
 
 Family = Literal["torchtitan", "Megatron-Bridge", "keys"]
@@ -34,6 +35,8 @@ _SECTIONS: Final[tuple[tuple[frozenset[str], Family], ...]] = (
 
 _FUNCTION: Final = re.compile(r"(?:torch\.nn\.functional|F)\.\w+")
 _MOST_LINES: Final = 40
+_MOST_VALUES: Final = 5_000
+"""Values of the largest configuration; a record may stand at any number of places."""
 
 _WAY_OUT: Final = (
     "Megatron-Bridge writes all values of a configuration: config.to_yaml('config.yaml'); give "
@@ -65,17 +68,31 @@ def read_python(
     Raises:
         ValueError: the text is no Python, or no configuration of plain data is in it.
     """
+    try:
+        return _read(path, text, given, has_model=has_model)
+    except RecursionError:
+        raise ValueError("records or expressions are nested too deeply: flatten them") from None
+
+
+def _read(
+    path: Path, text: str, given: Mapping[str, str], *, has_model: bool
+) -> tuple[Source, tuple[Launch, ...]]:
     data = PythonData(text, given)
     found = [*_functions(data)] or [*_variables(data)]
-    launches = tuple(
-        launch for own in found if (launch := _launch(own, has_model=has_model)) is not None
-    )
+    both = [(own, _launch(own, has_model=has_model)) for own in found]
+    launches = tuple(launch for _, launch in both if launch is not None)
+    left = [
+        f"{own.name} is left out: line {base.line}: {base.text}: computed, and not read"
+        for own, launch in both
+        if launch is None and (base := own.values.base) is not None
+    ]
     if not launches:
         raise ValueError(
             "there is no configuration of plain data in it: no function or variable that is a "
             f"Trainer.Config of torchtitan or a ConfigContainer of Megatron-Bridge. {_WAY_OUT}"
+            + "".join(f"\n{note}" for note in left)
         )
-    notes = []
+    notes = left
     if len(launches) > 1:
         names = (f"{at} {own.program.split()[0]}" for at, own in enumerate(launches, 1))
         notes.append(f"configurations (--launch N chooses one): {', '.join(names)}")
@@ -120,7 +137,7 @@ def _family(value: Record, says: str) -> Family | None:
 def _launch(found: _Found, *, has_model: bool) -> Launch | None:
     """Return a training; ``None``: the values are none of a training."""
     unread: list[tuple[int, str]] = []
-    table = _plain(found.values, "", unread)
+    table = _Plain(unread).values(found.values, "")
     if found.family == "torchtitan":
         own = _of_torchtitan(found, table, unread, has_model=has_model)
     else:
@@ -148,32 +165,59 @@ def _launch(found: _Found, *, has_model: bool) -> Launch | None:
     )
 
 
-def _plain(record: Record, prefix: str, unread: list[tuple[int, str]]) -> dict[str, Any]:
-    """Return the known values, and add the others to ``unread`` with their lines and names."""
-    found: dict[str, Any] = {}
-    if record.base is not None:
-        of = f" of {prefix[:-1]}" if prefix else ""
-        unread.append((record.base.line, f"values{of} from {record.base.text}"))
-    for name, value in record.values.items():
-        key = f"{prefix}{name}"
+class _Plain:
+    """Takes the known values out of records.
+
+    Args:
+        unread: gets the other values: their lines and names.
+    """
+
+    def __init__(self, unread: list[tuple[int, str]]) -> None:
+        self._unread = unread
+        self._open: set[int] = set()
+        self._count = 0
+
+    def values(self, record: Record, prefix: str) -> dict[str, Any]:
+        """Return the known values of a record.
+
+        Args:
+            record: the record.
+            prefix: the keys that lead to it, each with a dot behind it.
+
+        Raises:
+            ValueError: the record holds itself, or there are too many values.
+        """
+        if id(record) in self._open:
+            raise ValueError(f"{prefix[:-1]} is a record that holds itself: remove this assignment")
+        self._open.add(id(record))
+        found: dict[str, Any] = {}
+        if record.base is not None:
+            of = f" of {prefix[:-1]}" if prefix else ""
+            self._unread.append((record.base.line, f"values{of} from {record.base.text}"))
+        for name, value in record.values.items():
+            self._count += 1
+            if self._count > _MOST_VALUES:
+                raise ValueError(f"there are more than {_MOST_VALUES:,} values in it: shorten it")
+            own = self._value(value, f"{prefix}{name}")
+            if not isinstance(own, Computed):
+                found[name] = own
+        self._open.discard(id(record))
+        return found
+
+    def _value(self, value: Value, key: str) -> Any:
+        """Return a known value; a computed one is told, and returned as it is."""
         if isinstance(value, Record):
-            found[name] = _plain(value, f"{key}.", unread)
-        elif isinstance(value, Computed) and _FUNCTION.fullmatch(value.text):
-            found[name] = Named(value.text)
-        elif isinstance(value, Computed):
-            unread.append((value.line, f"{key} = {value.text}"))
-        elif isinstance(value, list):
-            found[name] = [own for own in value if _is_known(own, key, unread)]
-        else:
-            found[name] = value.replace("\0", "") if isinstance(value, str) else value
-    return found
-
-
-def _is_known(value: Value, key: str, unread: list[tuple[int, str]]) -> bool:
-    """Return whether an element of a list is known; what is within records of lists is left."""
-    if isinstance(value, Computed):
-        unread.append((value.line, f"{key} has {value.text}"))
-    return isinstance(value, bool | int | float | str)
+            return self.values(value, f"{key}.")
+        if isinstance(value, Computed):
+            if _FUNCTION.fullmatch(value.text):
+                return Named(value.text)
+            self._unread.append((value.line, f"{key} = {value.text}"))
+        if isinstance(value, list):
+            computed = [own for own in value if isinstance(own, Computed)]
+            self._unread += [(own.line, f"{key} has {own.text}") for own in computed]
+            known = [own for own in value if isinstance(own, bool | int | float | str)]
+            return computed[0] if computed else known
+        return value.replace("\0", "") if isinstance(value, str) else value
 
 
 def _of_torchtitan(
@@ -190,4 +234,6 @@ def _of_torchtitan(
         table["model"] = {"name": found.name, "flavor": flavor}
     computed = frozenset(re.split(r" = | from ", what)[0] for _, what in unread)
     computed |= {name.removeprefix("values of ") for name in computed}
+    if found.values.base is not None:
+        computed |= {EVERYTHING}
     return translated(table, has_model=has_model, computed=computed)

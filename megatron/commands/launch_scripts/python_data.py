@@ -8,10 +8,29 @@ value is not known, and its line is told.
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from megatron.commands.launch_scripts.faults import MOST_LOOKS
+from megatron.commands.launch_scripts.python_reach import (
+    Chain,
+    bound_in,
+    called_in,
+    chains_in,
+    depth_of,
+    grown_in,
+    is_simple,
+    may_return,
+    root_of,
+)
+from megatron.commands.launch_scripts.python_values import (
+    Computed,
+    Early,
+    Names,
+    Record,
+    Value,
+    deep_copy,
+    lose,
+)
 
 _DEEPEST: Final = 20
 _LARGEST: Final = 1 << 63
@@ -32,42 +51,16 @@ _COMPARED: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 _SILENT: Final = (
-    *(ast.Pass, ast.Import, ast.ImportFrom, ast.Assert, ast.FunctionDef, ast.AsyncFunctionDef),
+    *(ast.Pass, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef),
     *(ast.ClassDef, ast.Global, ast.Nonlocal),
 )
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A value that only a run would tell.
-
-    Attributes:
-        line: number of the line that computes it.
-        text: the beginning of the expression.
-    """
-
-    line: int
-    text: str
-
-
-@dataclass
-class Record:
-    """Values by name: a dict, or a class with keywords.
-
-    Attributes:
-        kind: the class as the file names it; empty for a dict.
-        values: by name, those of attributes that were assigned later among them.
-        base: the computed value to which attributes were assigned; ``None``: there is none.
-    """
-
-    kind: str = ""
-    values: "dict[str, Value]" = field(default_factory=dict)
-    base: Computed | None = None
-
-
-Scalar: TypeAlias = bool | int | float | str | None
-Value: TypeAlias = "Scalar | list[Any] | Record | Computed"
-Names: TypeAlias = dict[str, Value]
+_HARMLESS: Final = frozenset(
+    {
+        *("print", "len", "isinstance", "str", "int", "float", "bool", "min", "max", "abs"),
+        *("round", "repr", "range"),
+    }
+)
+"""Functions of Python that change none of their arguments."""
 
 
 class PythonData:
@@ -96,6 +89,7 @@ class PythonData:
         self.notes: list[str] = []
         self._given = {name: _literal(value) for name, value in (given or {}).items()}
         self._depth = self._steps = 0
+        self._forgotten: set[str] = set()
         try:
             self._block(tree.body, self.names)
         except RecursionError:
@@ -114,79 +108,140 @@ class PythonData:
             raise ValueError("expressions are nested too deeply") from None
 
     def _note(self, node: ast.stmt, why: str) -> None:
-        text = (
-            _shown(node).partition(":")[0] if isinstance(node, ast.If | ast.For) else _shown(node)
-        )
-        self.notes.append(f"line {node.lineno}: {text}: {why}")
+        self.notes.append(f"line {node.lineno}: {_head(node)}: {why}")
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > MOST_LOOKS:
+            raise ValueError("functions that call each other too often: give a shorter file")
 
     def _block(self, body: Sequence[ast.stmt], names: Names) -> tuple[bool, Value]:
         """Follow statements; return whether they return, and the value."""
-        for statement in body:
+        for at, statement in enumerate(body, 1):
             ends, value = self._statement(statement, names)
             if ends:
+                if isinstance(value, Early):
+                    self._forget(body[at:], names)
                 return True, value
         return False, None
 
     def _statement(self, own: ast.stmt, names: Names) -> tuple[bool, Value]:
-        if isinstance(own, ast.Return):
-            return True, None if own.value is None else self._value(own.value, names)
-        if isinstance(own, ast.Assign | ast.AnnAssign):
-            if own.value is not None:
-                value = self._value(own.value, names)
+        match own:
+            case ast.Return():
+                return True, None if own.value is None else self._value(own.value, names)
+            case ast.Assign(value=ast.expr() as node) | ast.AnnAssign(value=ast.expr() as node):
+                value = self._value(node, names)
                 for target in own.targets if isinstance(own, ast.Assign) else [own.target]:
                     self._put(target, value, names)
-        elif isinstance(own, ast.If):
-            return self._branch(own, names)
-        elif isinstance(own, ast.Expr) and isinstance(own.value, ast.Constant):
-            pass  # a docstring
-        elif not isinstance(own, _SILENT):
-            self._note(own, "not followed")
-            self._forget([own], names)
+            case ast.If():
+                return self._branch(own, names)
+            case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
+                pass  # a docstring, or a type
+            case ast.Expr(value=ast.Call() as call) if self._is_own(call) or _is_harmless(call):
+                self._value(call, names)
+            case ast.Assert():
+                self._value(own.test, names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if names is not self.names:
+                names[own.name] = Computed(own.lineno, f"def {own.name}")
+            case _ if not isinstance(own, _SILENT):
+                return self._left(own, [own], "not followed", names)
         return False, None
+
+    def _is_own(self, call: ast.Call) -> bool:
+        return isinstance(call.func, ast.Name) and call.func.id in self.functions
 
     def _branch(self, own: ast.If, names: Names) -> tuple[bool, Value]:
         holds = self._value(own.test, names)
         if isinstance(holds, bool | int | float | str | None):
             return self._block(own.body if holds else own.orelse, names)
-        self._note(own, "not known, so what its branches assign is not")
-        self._forget([*own.body, *own.orelse], names)
-        return False, None
+        why = "not known, so what its branches assign is not"
+        return self._left(own, [*own.body, *own.orelse], why, names)
 
-    def _forget(self, body: Sequence[ast.stmt], names: Names) -> None:
-        """Let everything be computed to which statements may assign."""
-        for node in (inner for own in body for inner in ast.walk(own)):
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-                self._put(node, Computed(node.lineno, "... (its statement is not followed)"), names)
+    def _left(
+        self, own: ast.stmt, body: Sequence[ast.stmt], why: str, names: Names
+    ) -> tuple[bool, Value]:
+        """Tell a statement that is not followed; a return in it leaves its function unknown."""
+        self._note(own, why)
+        self._forget(body, names)
+        if not may_return(body):
+            return False, None
+        self.notes.append(
+            f"line {own.lineno}: it may return, so the value of its function is not known"
+        )
+        return True, Early(own.lineno, f"a function that {_head(own)} may end")
+
+    def _forget(self, body: Sequence[ast.AST], names: Names) -> None:
+        """Let everything be computed that nodes which are not followed may change or assign."""
+        chains, grown = [*chains_in(body)], grown_in(body)
+        for chain in chains:
+            if isinstance(chain.ctx, ast.Load) or id(chain) in grown:
+                self._lose(chain, names)
+        stores = [chain for chain in chains if not isinstance(chain.ctx, ast.Load)]
+        for chain in sorted(stores, key=depth_of, reverse=True):
+            self._put(chain, _unfollowed(chain), names)
+        for name, line in bound_in(body):
+            names[name] = Computed(line, f"def {name} or another statement that names it")
+        for name in called_in(body):
+            self._forget_called(name, names)
+
+    def _forget_called(self, name: str, names: Names) -> None:
+        """Let what a function of the file may change beside its arguments be computed."""
+        own = names.get(name)
+        if isinstance(own, Computed) and own.text.startswith(("def ", "lambda")):
+            for value in names.values():  # it reaches all of the function in which it stands
+                lose(value, Computed(own.line, own.text), self._step)
+        elif name in self.functions and name not in self._forgotten:
+            self._forgotten.add(name)
+            self._forget(self.functions[name].body, {})
+            self._forgotten.discard(name)
+
+    def _lose(self, chain: Chain, names: Names) -> None:
+        """Let the values of the record or list for which a chain stands be computed."""
+        node = chain if is_simple(chain) else root_of(chain)
+        if not isinstance(node, ast.Name) or node.id in names or node.id in self.names:
+            lose(self._value(node, names), _unfollowed(chain), self._step)
 
     def _put(self, target: ast.expr, value: Value, names: Names) -> None:
-        if isinstance(target, ast.Name):
-            names[target.id] = value
-        elif isinstance(target, ast.Tuple | ast.List):
-            known = isinstance(value, list) and len(value) == len(target.elts)
-            for at, inner in enumerate(target.elts):
-                self._put(inner, value[at] if known else value, names)  # type: ignore[index]
-        elif isinstance(target, ast.Attribute):
-            if (record := self._record(target.value, names)) is not None:
-                record.values[target.attr] = value
-        elif isinstance(target, ast.Subscript):
-            key, record = self._value(target.slice, names), self._record(target.value, names)
-            if record is not None and isinstance(key, str):
-                record.values[key] = value
+        match target:
+            case ast.Name():
+                names[target.id] = value
+            case ast.Tuple() | ast.List():
+                self._put_each(target.elts, value, names)
+            case ast.Attribute():
+                if isinstance(holder := self._holder(target.value, names), Record):
+                    holder.values[target.attr] = value
+            case ast.Subscript():
+                key, holder = self._value(target.slice, names), self._holder(target.value, names)
+                if isinstance(holder, Record) and isinstance(key, str):
+                    holder.values[key] = value
+                elif isinstance(holder, list) and _is_place(key, holder):
+                    holder[key] = value  # type: ignore[index]
+                else:
+                    lose(holder, _unfollowed(target), self._step)
 
-    def _record(self, node: ast.expr, names: Names) -> Record | None:
-        """Return the record to whose attribute a value is assigned; a computed one becomes one."""
+    def _put_each(self, targets: Sequence[ast.expr], value: Value, names: Names) -> None:
+        starred = any(isinstance(own, ast.Starred) for own in targets)
+        if isinstance(value, list) and len(value) == len(targets) and not starred:
+            for target, own in zip(targets, list(value), strict=True):
+                self._put(target, own, names)
+            return
+        for target in targets:
+            lose(value, _unfollowed(target), self._step)
+            inner = target.value if isinstance(target, ast.Starred) else target
+            self._put(inner, value if isinstance(value, Computed) else _unfollowed(target), names)
+
+    def _holder(self, node: ast.expr, names: Names) -> Record | list[Any] | None:
+        """Return the record or list to which a value is assigned; a computed one is made one."""
         found = self._value(node, names)
         if isinstance(found, Computed):
             # The attribute of a computed value is part of this value, which is told once.
             is_part = isinstance(node, ast.Attribute) and found.text == _shown(node)
             found = Record(base=None if is_part else found)
             self._put(node, found, names)
-        return found if isinstance(found, Record) else None
+        return found if isinstance(found, Record | list) else None
 
     def _value(self, node: ast.expr, names: Names) -> Value:
-        self._steps += 1
-        if self._steps > MOST_LOOKS:
-            raise ValueError("functions that call each other too often: give a shorter file")
+        self._step()
         match node:
             case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
                 return value
@@ -194,6 +249,8 @@ class PythonData:
                 return names[name] if name in names else self.names[name]
             case ast.Attribute():
                 return self._attribute(node, names)
+            case ast.Subscript():
+                return self._element(node, names)
             case ast.List(elts=inner) | ast.Tuple(elts=inner):
                 return [self._value(own, names) for own in inner]
             case ast.Dict():
@@ -227,6 +284,8 @@ class PythonData:
                 return computed if found is None else found
             case ast.BoolOp(op=sign, values=parts):
                 return self._joined(isinstance(sign, ast.Or), parts, names, computed)
+        if not isinstance(node, ast.Name):  # its parts may be shared, or changed by calls in it
+            self._forget([node], names)
         return computed
 
     def _joined(
@@ -236,6 +295,7 @@ class PythonData:
         for part in parts:
             own = self._value(part, names)
             if not isinstance(own, bool | int | float | str | None):
+                self._forget(parts, names)
                 return computed
             if bool(own) is is_or:
                 return own
@@ -249,6 +309,23 @@ class PythonData:
         if isinstance(own, Record) and node.attr in own.values:
             return own.values[node.attr]
         return Computed(node.lineno, _shown(node))
+
+    def _element(self, node: ast.Subscript, names: Names) -> Value:
+        own, key = self._value(node.value, names), self._value(node.slice, names)
+        computed = Computed(node.lineno, _shown(node))
+        if isinstance(own, list):
+            if _is_place(key, own):
+                return own[key]  # type: ignore[index, no-any-return]
+            inner = list(own)
+        elif isinstance(own, Record):
+            if isinstance(key, str):
+                return own.values.get(key, computed)
+            inner = list(own.values.values())
+        else:
+            return computed
+        for one in inner:  # one of them gets a second name
+            lose(one, computed, self._step)
+        return computed
 
     def _with(
         self, record: Record, pairs: Iterator[tuple[Value, ast.expr]], names: Names
@@ -268,20 +345,47 @@ class PythonData:
         written = ast.unparse(node.func)
         last = written.rpartition(".")[2]
         keywords = ((own.arg, own.value) for own in node.keywords)
-        if written in self.functions:
+        if self._is_own(node):
             given = self._with(Record(), keywords, names).values
-            own = [self._value(one, names) for one in node.args]
-            return self._called(self.functions[written], own, given)
+            places, is_open = self._places(node.args, names)
+            return self._called(self.functions[written], places, given, is_open=is_open)
         if last in ("replace", "deepcopy", "copy") and node.args:
             found = self._value(node.args[0], names)
             if isinstance(found, Record):
-                return self._with(_copied(found), keywords, names)
+                if last == "deepcopy":
+                    found = deep_copy(found, self._step)
+                    assert isinstance(found, Record), "a record's copy is one"
+                return self._with(Record(found.kind, {**found.values}, found.base), keywords, names)
         if last[:1].isupper() or written == "dict":
             record = self._with(Record("" if written == "dict" else written), keywords, names)
             for at, one in enumerate(node.args, 1):
                 record.values[f"argument {at}"] = Computed(one.lineno, _shown(one))
             return record
+        if _is_harmless(node):
+            for one in node.args:
+                self._value(one, names)
+        else:
+            self._forget([node], names)
         return Computed(node.lineno, _shown(node))
+
+    def _places(self, nodes: Sequence[ast.expr], names: Names) -> tuple[list[Value], bool]:
+        """Return the values of arguments without names, and whether more follow, not known."""
+        found: list[Value] = []
+        is_open = False
+        for node in nodes:
+            inner = node.value if isinstance(node, ast.Starred) else node
+            own = self._value(inner, names)
+            if inner is node:
+                several: list[Value] = [own]
+            elif isinstance(own, list) and not any(isinstance(one, Computed) for one in own):
+                several = own
+            else:
+                is_open = True
+            if is_open:  # what follows may stand for any argument
+                self._forget([node], names)
+            else:
+                found += several
+        return found, is_open
 
     def _called(
         self,
@@ -290,13 +394,43 @@ class PythonData:
         given: Mapping[str, Value],
         *,
         is_first: bool = False,
+        is_open: bool = False,
     ) -> Value:
-        """Return the value of a function of the file; ``is_first``: other names are no mistake."""
+        """Return the value of a function of the file.
+
+        Args:
+            own: the function.
+            places: arguments without names.
+            given: arguments by name.
+            is_first: other names are no mistake.
+            is_open: more arguments without names follow, which are not known.
+        """
         if self._depth >= _DEEPEST:
             raise ValueError(f"line {own.lineno}: functions that call each other without end")
+        names = self._bound(own, places, given, is_open=is_open)
+        more = {name: value for name, value in given.items() if name not in names}
+        names |= {name: value for name, value in given.items() if name in names}
+        if own.args.kwarg is not None:
+            names[own.args.kwarg.arg] = Record(values={} if is_first else more)
+        self._depth += 1
+        try:
+            value = self._block(own.body, names)[1]
+        finally:
+            self._depth -= 1
+        return Computed(value.line, value.text) if isinstance(value, Early) else value
+
+    def _bound(
+        self,
+        own: ast.FunctionDef,
+        places: Sequence[Value],
+        given: Mapping[str, Value],
+        *,
+        is_open: bool,
+    ) -> Names:
+        """Return the values of a function's arguments that are not given by name."""
         parts = own.args
         positional = [*parts.posonlyargs, *parts.args]
-        names: Names = {
+        unknown: Names = {
             one.arg: Computed(own.lineno, f"argument {one.arg}")
             for one in (*positional, *parts.kwonlyargs)
         }
@@ -304,19 +438,20 @@ class PythonData:
             *zip(positional[len(positional) - len(parts.defaults) :], parts.defaults, strict=True),
             *((one, value) for one, value in zip(parts.kwonlyargs, parts.kw_defaults, strict=True)),
         ]
+        names = dict(unknown)
         for one, default in defaults:
             if default is not None:
                 names[one.arg] = self._value(default, {})
+        if is_open:
+            names |= {one.arg: unknown[one.arg] for one in positional}
+        if "**" in given:
+            names |= unknown
         names |= {one.arg: value for one, value in zip(positional, places, strict=False)}
-        more = {name: value for name, value in given.items() if name not in names}
-        names |= {name: value for name, value in given.items() if name in names}
-        if parts.kwarg is not None:
-            names[parts.kwarg.arg] = Record(values={} if is_first else more)
-        self._depth += 1
-        try:
-            return self._block(own.body, names)[1]
-        finally:
-            self._depth -= 1
+        if parts.vararg is not None:
+            rest: Value = list(places[len(positional) :])
+            told = Computed(own.lineno, f"argument *{parts.vararg.arg}")
+            names[parts.vararg.arg] = told if is_open else rest
+        return names
 
 
 def _of_two(operation: Callable[[Any, Any], Any], both: Sequence[Value]) -> Value:
@@ -351,9 +486,24 @@ def _literal(text: str) -> Value:
     return found if isinstance(found, bool | int | float | str | None) else text
 
 
-def _copied(record: Record) -> Record:
-    values = {n: _copied(v) if isinstance(v, Record) else v for n, v in record.values.items()}
-    return Record(record.kind, values, record.base)
+def _is_harmless(call: ast.Call) -> bool:
+    """Return whether a call changes none of its arguments."""
+    return isinstance(call.func, ast.Name) and call.func.id in _HARMLESS and not call.keywords
+
+
+def _is_place(key: Value, values: Sequence[Value]) -> bool:
+    """Return whether a key is that of a value of a list."""
+    return type(key) is int and -len(values) <= key < len(values)
+
+
+def _unfollowed(node: ast.expr) -> Computed:
+    return Computed(node.lineno, "... (its statement is not followed)")
+
+
+def _head(node: ast.stmt) -> str:
+    """Return the beginning of a statement, of one with a block without the block."""
+    text = _shown(node)
+    return text.partition(":")[0] if isinstance(node, ast.If | ast.For) else text
 
 
 def _shown(node: ast.AST) -> str:

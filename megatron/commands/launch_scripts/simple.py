@@ -13,9 +13,10 @@ from megatron.commands.launch_scripts.assigned import (
     PLACES,
     PREFIXES,
     assigned_in,
+    named_in,
 )
 from megatron.commands.launch_scripts.expand import Expander
-from megatron.commands.launch_scripts.faults import DEEPEST, ScriptError
+from megatron.commands.launch_scripts.faults import DEEPEST, MOST_SOURCED, ScriptError, SourcedError
 from megatron.commands.launch_scripts.launches import (
     SHELLS,
     Launch,
@@ -54,6 +55,7 @@ class Commands(ABC):
         own: dict[str, str | Array] = {**variables_of(directives), **told, **places}
         self._expander = Expander(Scope(own), Holes(), given, tell=self._note)
         self._directives, self._given, self._text = directives, given, text
+        self._sourced_files = 0
         self._sources, self._from = sources, 0
         """The files that are read, and the line of the script that asks for the open one."""
         self._functions: dict[str, Block] = {}
@@ -328,6 +330,11 @@ class Commands(ABC):
 
     def _sourced(self, path: Path, text: str, words: list[str], line: int) -> bool:
         """Read the text of another file with its arguments; return whether it ends the script."""
+        self._count_sourced(path, line)
+        try:
+            block = statements_of(text)
+        except ScriptError as error:
+            return self._unread(path, text, str(error), line)
         self._note(line, f"source {path}: read")
         line += self._offset
         scope, before = self._scope, (self._offset, self._from)
@@ -340,15 +347,36 @@ class Commands(ABC):
         try:
             with self._deeper(line):
                 self._expander.budget.keep(line, f"the text of {path}", len(text))
-                ended = self._whole(statements_of(text), line)
+                ended = self._whole(block, line)
+        except SourcedError as error:
+            is_inner = before[1] != 0
+            fault = error.innermost if is_inner else f"in {path}, {error}"
+            raise SourcedError(line, fault) from error
         except ScriptError as error:
-            raise ScriptError(line, f"in {path}, {error}") from error
+            raise SourcedError(line, f"in {path}, {error}") from error
         finally:
             self._sources.leave()
             self._offset, self._from = before
         if len(words) > 1:
             self._scope.places, self._scope.has_places = places
         return ended
+
+    def _count_sourced(self, path: Path, line: int) -> None:
+        self._sourced_files += 1
+        if self._sourced_files > MOST_SOURCED:
+            raise ScriptError(
+                line + self._offset,
+                f"source {path}: files are read more than {MOST_SOURCED} times: give a shorter "
+                "script, or the files' variables by --set NAME=VALUE without them",
+            )
+
+    def _unread(self, path: Path, text: str, fault: str, line: int) -> bool:
+        """Tell a file that cannot be understood, and make unknown what it may assign."""
+        self._note(line, f"source {path}: not read ({fault})")
+        self._text += f"\n{text}"
+        self._forget_all(named_in(text), line, f"source {path}")
+        self._others.setdefault(str(path))
+        return False
 
     def _whole(self, block: Block, line: int) -> bool:
         """Read all statements of a file; a return ends the file, and an exit the script."""

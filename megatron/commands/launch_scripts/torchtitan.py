@@ -30,6 +30,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """Defaults of torchtitan that differ from Megatron-LM's, or that a run needs."""
 
+EVERYTHING: Final = "*"
+"""Stands among computed keys for all that a table lacks."""
+
 _SAME: Final = {
     "optimizer.beta1": "--adam-beta1",
     "optimizer.beta2": "--adam-beta2",
@@ -114,7 +117,7 @@ def translated(
         table: the tables of the file.
         has_model: whether the user tells the sizes of the model.
         computed: keys and sections of which only a run would tell the values. Their flags are left
-            out.
+            out. ``EVERYTHING`` stands for all that the table lacks.
 
     Raises:
         ValueError: a size is no number.
@@ -132,7 +135,9 @@ def translated(
         _pipeline(values, found),
         _others(values, found),
     )
-    unknown = [own for own in _OPTIONS if not computed.isdisjoint((own, own.partition(".")[0]))]
+    unknown = [
+        own for own in _OPTIONS if not computed.isdisjoint((own, own.partition(".")[0], EVERYTHING))
+    ]
     if "training.local_batch_size" in unknown:  # a batch that is not given is made of it
         unknown.append("training.global_batch_size")
     _leave_out(unknown, keys, found)

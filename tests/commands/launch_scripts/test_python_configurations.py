@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from megatron.commands import from_megatron
 from megatron.commands.launch_scripts.launches import Launch
-from megatron.commands.launch_scripts.python_data import Computed, PythonData, Record, Value
+from megatron.commands.launch_scripts.python_data import PythonData
+from megatron.commands.launch_scripts.python_values import Computed, Record, Value
 from megatron.commands.launch_scripts.read import read_source
 
 TITAN = """
@@ -265,6 +266,176 @@ def test_numbers_that_grow_without_end_are_computed() -> None:
     rows = "".join("x = x * x\n" for _ in range(40))
     found = PythonData(f"x = 3\n{rows}y = 10 ** 10 ** 10\nz = 1 / 0").names
     assert all(isinstance(found[name], Computed) for name in "xyz")
+
+
+MADE = "cfg = ConfigContainer(model=Model(num_layers=4, hidden_size=8), train=dict(a=[1]))"
+BIG = "def big(c):\n    c.model.num_layers = 80\n"
+
+
+def layers(*body: str) -> Value:
+    """The number of layers of a configuration that a function makes and then changes."""
+    lines = "\n".join(f"    {line}" for own in (MADE, *body) for line in own.splitlines())
+    found = PythonData(f"{BIG}def config(x=mode()):\n{lines}\n    return cfg\n").call("config")
+    assert isinstance(found, Record)
+    model = found.values["model"]
+    return model.values["num_layers"] if isinstance(model, Record) else model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "big(cfg)",
+        "big(c=cfg)",
+        "big(*[cfg])",
+        "y = big(cfg)",
+        "own = cfg.model\nown.num_layers = 80",
+        "own = cfg['model']\nown['num_layers'] = 80",
+        "if big(cfg) is None:\n    pass",
+    ],
+)
+def test_functions_of_the_file_change_records_as_a_run_does(change: str) -> None:
+    assert layers(change) == 80
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "other(cfg)",
+        "y = other([cfg.model])",
+        "cfg.model.update(num_layers=80)",
+        "del cfg.model.num_layers",
+        "del cfg.model",
+        "cfg.model += other()",
+        "getattr(cfg, 'model').num_layers = 80",
+        "cfg.model[x] = 80",
+        "own = cfg[x]\nown.num_layers = 80",
+        "own = cfg.model if x else cfg.train\nown.num_layers = 80",
+        "own = cfg.model or x\nown.num_layers = 80",
+        "if x:\n    cfg.model['num_layers'] = 80",
+        "if x:\n    cfg['model'].num_layers = 80",
+        "if x:\n    big(cfg)",
+        "if x:\n    own = cfg.model\n    own.num_layers = 80",
+        "for n in x:\n    cfg.model['num_layers'] = n",
+        "for own in [cfg.model]:\n    own.num_layers = 80",
+        "with x:\n    cfg.model.update(num_layers=80)",
+        "try:\n    big(cfg)\nexcept ValueError:\n    pass",
+        "def inner():\n    cfg.model.num_layers = 80\ninner()",
+        "inner = lambda: big(cfg)\ninner()",
+        "(lambda: big(cfg))()",
+        "big(*x)\nother(*[cfg])",
+    ],
+)
+def test_what_a_statement_that_is_not_followed_may_change_is_not_known(change: str) -> None:
+    assert isinstance(layers(change), Computed)
+    assert layers(change, "cfg.model = dict(num_layers=5)") == 5
+
+
+@pytest.mark.parametrize(
+    "harmless", ["print(cfg)", "if x is cfg:\n    y = 3", "y = other(cfg.model.num_layers)"]
+)
+def test_what_changes_no_record_leaves_it_known(harmless: str) -> None:
+    assert layers(harmless) == 4
+
+
+def test_a_function_that_may_change_a_record_of_the_file_leaves_it_unknown() -> None:
+    text = "M = dict(a=1)\ndef f():\n    M.update(a=2)\ndef config(x=y()):\n    if x:\n        f()"
+    found = PythonData(f"{text}\n    return dict(m=M)\n").call("config")
+    assert isinstance(found, Record)
+    assert isinstance(found.values["m"], Record)
+    assert isinstance(found.values["m"].values["a"], Computed)
+
+
+BLOCKS = {
+    "if": "if x:\n        return 8",
+    "else": "if x:\n        pass\n    else:\n        return 8",
+    "nested": "if True:\n        if x:\n            return 8",
+    "try": "try:\n        return 8\n    finally:\n        pass",
+    "with": "with x:\n        return 8",
+    "for": "for _ in x:\n        return 8",
+    "match": "match x:\n        case 1:\n            return 8",
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_return_that_is_not_followed_leaves_the_function_unknown(block: str) -> None:
+    text = f"def f(c, x=mode()):\n    {block}\n    c.a = 2\n    return 4\n"
+    data = PythonData(f"{text}def config():\n    c = dict(a=1)\n    return dict(b=f(c), c=c)\n")
+    found = data.call("config")
+    assert isinstance(found, Record)
+    assert isinstance(found.values["b"], Computed)
+    assert isinstance(found.values["c"], Record)
+    assert isinstance(found.values["c"].values["a"], Computed)
+    assert [note for note in data.notes if "it may return, so the value" in note]
+
+
+def test_a_return_of_an_inner_function_is_none_of_the_outer() -> None:
+    text = "def f(x=mode()):\n    if x:\n        def g():\n            return 8\n    return 4\n"
+    assert PythonData(text).call("f") == 4
+
+
+def test_a_training_whose_function_may_return_early_is_told(tmp_path: Path) -> None:
+    early = (
+        "def early(x=mode()) -> ConfigContainer:\n    if x:\n        return make()\n    return y\n"
+    )
+    with pytest.raises(ValueError, match=r"early is left out: line 2: a function that if x may"):
+        read(tmp_path, early)
+    launches = read(tmp_path, early + BRIDGE)
+    assert len(launches) == 2
+    source, _ = read_source(tmp_path / "config.py", {})
+    assert any(note.startswith("early is left out: line 2:") for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("call", "known"),
+    [
+        ("f(*xs)", {}),
+        ("f(7, *xs)", {"a": 7}),
+        ("f(*xs, d=9)", {"d": 9}),
+        ("f(*[7, 8])", {"a": 7, "b": 8, "c": 3, "d": 4}),
+        ("f(7, **xs)", {"a": 7}),
+        ("f(7, **dict(b=8))", {"a": 7, "b": 8, "c": 3, "d": 4}),
+    ],
+)
+def test_arguments_that_may_be_given_are_not_their_defaults(
+    call: str, known: Mapping[str, int]
+) -> None:
+    text = "def f(a=1, b=2, c=3, *, d=4):\n    return dict(a=a, b=b, c=c, d=d)\n"
+    found = PythonData(f"{text}def g():\n    return {call}\n").call("g")
+    assert isinstance(found, Record)
+    told = {name for name, own in found.values.items() if isinstance(own, Computed)}
+    kept = {"d": 4} if "*xs" in call and "**" not in call else {}
+    assert {n: v for n, v in found.values.items() if n not in told} == {**kept, **known}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("d = dict(a=1)\n" + "d = dict(a=d, b=d)\n" * 30, "more than 5,000 values"),
+        ("import copy\nd = dict(a=1)\n" + "d = dict(a=d, b=d)\n" * 30 + "e = copy.deepcopy(d)",
+         "more than 5,000 values"),
+        ("cfg = dict(num_layers=1)\ncfg.me = cfg", "me is a record that holds itself"),
+        ("cfg = dict(a=dict())\ncfg.a.b = cfg\ncfg.c = other(cfg)", "a.b is a record that holds"),
+        ("d = dict(a=1)\n" + "d = dict(a=d)\n" * 4000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_records_without_end_are_refused(text: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        read(tmp_path, text)
+
+
+def test_a_list_that_is_partly_computed_is_no_flag(tmp_path: Path) -> None:
+    text = 'ARGS = {"num_layers": 4, "hidden_size": 64, "betas": [0.9, f()]}'
+    (own,) = read(tmp_path, text)
+    assert own.words == ("--num-layers", "4", "--hidden-size", "64")
+    assert any("betas has f(): computed" in note for note in own.notes)
+
+
+def test_a_configuration_of_torchtitan_that_a_run_may_change_takes_no_defaults(
+    tmp_path: Path,
+) -> None:
+    text = TITAN.replace("    config.training.seq_len = 4096", "    other(config)")
+    _, larger = read(tmp_path, text)
+    assert flags(larger).keys().isdisjoint({"--micro-batch-size", "--seq-length", "--adam-beta1"})
 
 
 NAMES = st.sampled_from("abc")

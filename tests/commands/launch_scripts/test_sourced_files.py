@@ -215,10 +215,45 @@ def test_a_file_that_is_no_text_is_told_and_a_folder_is_no_file(tmp_path: Path) 
     assert "folder.sh: not read (there is no such file in" in folder
 
 
-def test_a_fault_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path, train=f"\nsource env.sh\n{LINE}", env="A=1\nif true; then\n A=2\n")
-    with pytest.raises(ValueError, match=re.escape(f"train.sh: line 2: in {tmp_path}/env.sh, ")):
+@pytest.mark.parametrize("fault", ["if true; then\n A=2\n", "A=2\necho 'open\n", "A=(2\n"])
+def test_a_file_with_a_fault_is_told_and_what_it_may_assign_is_not_known(
+    fault: str, tmp_path: Path
+) -> None:
+    text = f"A=0\nB=0\nC=0\nsource env.sh\n{LINE}$A $B $C"
+    path = write(tmp_path, train=text, env=f"read -r B\n{fault}")
+    script = read(path)
+    assert words(script) == ["$A", "$B", "0"]
+    env = tmp_path / "env.sh"
+    read_note, given = script.notes
+    assert re.match(rf"line 4: source {re.escape(str(env))}: not read \(line \d: ", read_note)
+    assert given == (
+        f"line 4: source {env}: not followed; give what it assigns by --set A=VALUE --set B=VALUE"
+    )
+    assert words(read(path, A="7", B="8")) == ["7", "8", "0"]
+
+
+def test_a_fault_within_files_names_the_outermost_and_the_innermost(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        train="\nsource a.sh",
+        a="#\n#\nsource b.sh",
+        b="source c.sh",
+        c="source d.sh",
+        d="A=1\neval 'if true'",
+    )
+    told = f"train.sh: line 2: in {tmp_path}/a.sh, line 3: in {tmp_path}/d.sh, line 2: "
+    with pytest.raises(ValueError, match=re.escape(told)) as refused:
         read_source(path, {})
+    assert "b.sh" not in str(refused.value)
+    assert "c.sh" not in str(refused.value)
+
+
+def test_files_that_read_each_other_twice_end_at_a_limit(tmp_path: Path) -> None:
+    files = {f"f{n}": f"source f{n + 1}.sh\nsource f{n + 1}.sh" for n in range(20)}
+    path = write(tmp_path, train="source f0.sh", f20="A=1", **files)
+    with pytest.raises(ScriptError, match="files are read more than 300 times") as refused:
+        read(path)
+    assert str(refused.value).count(": in ") == 2
 
 
 def test_without_a_path_no_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
