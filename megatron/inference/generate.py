@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from megatron.inference.model import InferenceModel, Rows
 from megatron.inference.sampling import Sampling, choose_tokens
 from megatron.parallel import collectives
 
+if TYPE_CHECKING:  # a model reads checkpoints, whose imports training needs only to save
+    from megatron.inference.model import InferenceModel, Rows
+
 
 def generate(
-    model: InferenceModel,
+    model: "InferenceModel",
     prompts: Sequence[Sequence[int]],
     how: Sampling,
     most_tokens: int,
@@ -37,7 +40,7 @@ def generate(
     longest = max(map(len, prompts))
     padding_b = torch.tensor([longest - len(prompt) for prompt in prompts])
     tokens_bs = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
-    rows: Rows | None = None
+    rows: "Rows | None" = None
     gather = partial(collectives.all_gather, axis=model.column)
     new_bs, running = tokens_bs, [True] * len(prompts)
     for step in range(most_tokens):
