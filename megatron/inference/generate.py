@@ -40,7 +40,7 @@ def generate(
     longest = max(map(len, prompts))
     padding_b = torch.tensor([longest - len(prompt) for prompt in prompts])
     tokens_bs = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
-    rows: "Rows | None" = None
+    rows: Rows | None = None
     gather = partial(collectives.all_gather, axis=model.column)
     new_bs, running = tokens_bs, [True] * len(prompts)
     for step in range(most_tokens):

@@ -1,6 +1,7 @@
 """Stand-ins for peers: planned times, what they move, and the real executor beside them."""
 
 from contextlib import nullcontext
+from itertools import chain
 from math import isfinite
 from types import SimpleNamespace
 from typing import Any
