@@ -99,7 +99,11 @@ def memory(
     grid = config.parallel.grid
     found = gpus.map(run or until_full, config, ranks=grid.world_size)
     # What a dry run prints is rounded to a tenth of a GiB, more than a percent of a small model's.
-    forecast = forecast_run(config, make_run_plan(config), gpu("A100"))
+    # The pretended GPU is a Hopper, whose kernels for attention to a part of the keys are counted.
+    counted = config
+    if config.parallel.gpu is None:
+        counted = replace(config, parallel=replace(config.parallel, gpu=gpu("H100")))
+    forecast = forecast_run(counted, make_run_plan(config), gpu("A100"))
     predicted, moved = forecast.outcome.peak, forecast.activations_on_host
     places = [grid.coordinates(rank).pipeline for rank in range(grid.world_size)]
     return RankMemory(
