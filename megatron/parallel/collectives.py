@@ -110,8 +110,8 @@ def _for_each(
 def _hand_over(axis: ConnectedAxis) -> None:
     """Let the other pass of a pair go on while transfers that have begun are under way.
 
-    Nothing is under way on an axis of one rank. The size is the same on all ranks, so they hand
-    over at the same places, and at those that costs know (``simulator/costs/turns.py``).
+    Nothing is under way on an axis of one rank. All ranks of an axis know its size, so all hand
+    over at the same places. Costs know the same places (``simulator/costs/turns.py``).
     """
     if axis.turns is not None and axis.size > 1:
         axis.turns.hand_over()

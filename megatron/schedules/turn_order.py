@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
-from megatron.schedules.pair_steps import PairSteps, Pauses, Sends, Works
+from megatron.schedules.pair_steps import PairSteps, Pauses, Sends, Waits, Works
 from megatron.schedules.passes import PassKind
 
 WIDTH: Final = 3
-"""Orders that the search keeps of those that lead to the same pieces. In seven pairs of 13 to 92
-pieces, 20 orders gave no more than 0.1 % of a pair's time."""
+"""Orders that the search keeps among all orders of the same pieces. In six of seven pairs of 13 to
+92 pieces, 20 orders in place of 3 gained at most 0.1 % of the pair's time."""
 
 BAND: Final = 6
 """Pieces by which a pass may be ahead of an even mixture of both."""
@@ -96,8 +96,8 @@ def _moves(piece: Sequence[object], axes: dict[str, int]) -> Iterator[_Move]:
                 yield "works", seconds, 0
             case Sends(seconds, axis):
                 yield "sends", seconds, axes.setdefault(axis, len(axes))
-            case _:
-                yield "waits", 0.0, step.number  # type: ignore[attr-defined]  # a Waits
+            case Waits(number):
+                yield "waits", 0.0, number
 
 
 @dataclass(slots=True)
