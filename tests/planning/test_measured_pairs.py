@@ -1,6 +1,7 @@
 """Measured passes hide in pairs what a count says that they wait for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,13 +33,20 @@ def config_of(flags: str, more: str = "") -> RunConfig:
     )
 
 
+def slower_by(factor: float, time: Any) -> Any:
+    """Return ``time``, a number or nested lists of numbers, multiplied by ``factor``."""
+    return [slower_by(factor, own) for own in time] if isinstance(time, list) else factor * time
+
+
 @pytest.mark.parametrize("flags", [MIXTURE, DENSE], ids=["experts", "tensor"])
 def test_a_plan_from_measured_times_has_pairs(flags: str, tmp_path: Path) -> None:
     """The measured passes take 1.25 times as long as the counted ones."""
     counted = make_run_plan(config_of(flags))
     costs = counted.costs
     slower = Costs(
-        {kind: _slower(time) for kind, time in costs.passes.items()}, costs.comms, costs.exchanges
+        {kind: slower_by(1.25, time) for kind, time in costs.passes.items()},
+        costs.comms,
+        costs.exchanges,
     )
     file = tmp_path / "costs.json"
     layers = [[2, 2], [2, 2]]
@@ -48,7 +56,3 @@ def test_a_plan_from_measured_times_has_pairs(flags: str, tmp_path: Path) -> Non
     assert measured.costs.turns.keys() == costs.turns.keys()
     kinds = {first.kind for _, first in counted.plan.pairs}
     assert {first.kind for _, first in measured.plan.pairs} == kinds
-
-
-def _slower(time: object) -> object:
-    return [_slower(own) for own in time] if isinstance(time, list) else 1.25 * time
