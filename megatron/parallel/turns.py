@@ -58,6 +58,7 @@ class Turns:
         self._lags = False
         self._pieces: Iterator[int] | None = None
         self._left = 0
+        self._began: Callable[[int], None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pair")
 
     def run(
@@ -67,6 +68,7 @@ class Turns:
         *,
         pauses: bool = False,
         pieces: Sequence[int] = (),
+        began: Callable[[int], None] | None = None,
     ) -> None:
         """Run both; ``first`` begins, in a thread of its own.
 
@@ -79,6 +81,8 @@ class Turns:
             pauses: whether passes also hand over at their pauses; for two passes that pause.
             pieces: how many pieces of a pass run in each turn; further turns have one piece. Empty:
                 the passes hand over wherever they can.
+            began: told where each turn begins, in the thread of the pass: 0 for ``first``, 1 for
+                ``second``.
 
         Raises:
             BaseException: the error of the pass that failed first.
@@ -86,6 +90,7 @@ class Turns:
         self._turn, self._over, self._has_failed = 0, [False, False], False
         self._pauses, self._lags = pauses, False
         self._pieces = iter(pieces) if pieces else None
+        self._began = began
         self._begin_turn()
         stream = _current_stream()
 
@@ -136,6 +141,7 @@ class Turns:
                 self._turn = 1 - own
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._turn == own)
+            self._tell(own)
         if self._has_failed:
             raise _AbandonedError("the other pass of the pair has failed")
 
@@ -149,6 +155,11 @@ class Turns:
 
     def _begin_turn(self) -> None:
         self._left = next(self._pieces, 1) if self._pieces is not None else 1
+
+    def _tell(self, own: int) -> None:
+        """Tell the observer that a turn of this pass begins."""
+        if self._began is not None:
+            self._began(own)
 
     def divided(self, parts: Iterable[Callable[[], None]]) -> None:
         """Run the parts of a pass, and hand over after each that has not handed over by itself."""
@@ -165,6 +176,7 @@ class Turns:
             with self._changed:
                 self._changed.wait_for(lambda: self._turn == own)
             if not self._has_failed:
+                self._tell(own)
                 work()
         except BaseException:
             self._has_failed = True

@@ -20,6 +20,7 @@ from megatron.schedules.request import Request
 from megatron.schedules.settings import PlanSettings
 from megatron.simulator.costs.cost_file import load_costs
 from megatron.simulator.costs.measured_costs import measured_costs
+from megatron.simulator.costs.planned_waits import with_planned_waits
 from megatron.simulator.costs.stage_costs import StageCosts, even_layers
 
 
@@ -53,8 +54,20 @@ def prepared(config: RunConfig, name: str, costs: Costs | None) -> tuple[Request
     if not one.treatment.is_sharded:
         check_no_rank_is_empty(spread, one.stages, layers, one.ahead_stage)
     if costs is None:
-        costs = planned_costs(config, one, layers) if measured is None else measured.costs(layers)
+        costs = _costs(config, one, layers, measured)
     return limited(config, replace(request, costs=costs), layers), layers
+
+
+def _costs(
+    config: RunConfig, one: Plan, layers: tuple[int, ...], measured: StageCosts | None
+) -> Costs:
+    """Return the costs of a plan of one microbatch: counted, or measured with counted waits."""
+    if measured is None:
+        return planned_costs(config, one, layers)
+    costs = measured.costs(layers)
+    if config.parallel.gpu is None or not config.parallel.pairs.joins:
+        return costs
+    return with_planned_waits(costs, planned_costs(config, one, layers))
 
 
 def _even(config: RunConfig, plan: Plan) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from megatron.parallel.lanes import Pending
 from megatron.parallel.turns import Turns
 from megatron.parallel.waits import Waits
 from megatron.runtime.communicator import Communicator
-from megatron.runtime.observer import Observer
+from megatron.runtime.observer import Began, Observer
 from megatron.runtime.offload import HostCopies
 from megatron.runtime.position import Position
 from megatron.runtime.rank_passes import Passes
@@ -111,15 +111,15 @@ class Executor:
         begins.
         """
         if step.joined is not None and self._turns is not None:
-            begins, other = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))
-            if step.turns is not None and step.turns.begins != begins.kind:
-                begins, other = other, begins
-            with nullcontext() if recorder is None else recorder.pair(step.item, step.joined):
+            order = sorted(step.passes, key=lambda item: BEGINNERS.index(item.kind))
+            if step.turns is not None and step.turns.begins != order[0].kind:
+                order.reverse()
+            with _recorded_pair(recorder, step.item, step.joined) as began:
                 self._turns.run(
-                    partial(self._run, passes, begins),
-                    partial(self._run, passes, other),
+                    *(partial(self._run, passes, item) for item in order),
                     pauses=all(item.kind in PAUSING for item in step.passes),
                     pieces=() if step.turns is None else step.turns.pieces,
+                    began=None if began is None else lambda own: began(order[own]),
                 )
             return
         for item in step.passes:
@@ -185,3 +185,10 @@ def _recorded(recorder: Observer | None, item: Pass | Comm) -> AbstractContextMa
     if recorder is None:
         return nullcontext()
     return recorder.span(item) if isinstance(item, Pass) else recorder.waiting(item)
+
+
+def _recorded_pair(
+    recorder: Observer | None, first: Pass, second: Pass
+) -> AbstractContextManager[Began | None]:
+    """Return a context that records a pair; it gives a function that is told of turns."""
+    return nullcontext() if recorder is None else recorder.pair(first, second)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -13,6 +13,9 @@ from megatron.schedules.needs import Comm
 from megatron.schedules.passes import Pass
 
 T = TypeVar("T")
+
+Began: TypeAlias = Callable[[Pass], None]
+"""Is told which pass of a pair goes on."""
 
 
 class Observer(Protocol):
@@ -22,8 +25,11 @@ class Observer(Protocol):
         """Return a context in which a pass is executed."""
         ...
 
-    def pair(self, first: Pass, second: Pass) -> AbstractContextManager[None]:
-        """Return a context in which both passes of a pair are executed."""
+    def pair(self, first: Pass, second: Pass) -> AbstractContextManager[Began]:
+        """Return a context in which both passes of a pair are executed.
+
+        It gives a function that is told the pass of each turn where the turn begins.
+        """
         ...
 
     def waiting(self, comm: Comm) -> AbstractContextManager[None]:
@@ -59,11 +65,11 @@ class NamedRanges:
             yield
 
     @contextmanager
-    def pair(self, first: Pass, second: Pass) -> Iterator[None]:
+    def pair(self, first: Pass, second: Pass) -> Iterator[Began]:
         """Name a pair, as in ``F5|B2``."""
-        inner = nullcontext() if self._also is None else self._also.pair(first, second)
-        with self._named(f"{first}|{second}"), inner:
-            yield
+        inner = nullcontext(_unheard) if self._also is None else self._also.pair(first, second)
+        with self._named(f"{first}|{second}"), inner as began:
+            yield began
 
     @contextmanager
     def waiting(self, comm: Comm) -> Iterator[None]:
@@ -92,3 +98,7 @@ class NamedRanges:
         nvtx = torch.cuda.nvtx.range(name) if self._cuda else nullcontext()
         with torch.profiler.record_function(name), nvtx:
             yield
+
+
+def _unheard(item: Pass) -> None:
+    """Let a turn begin without notice."""

@@ -16,6 +16,7 @@ from megatron.schedules.pair_time import InTurns, joined_time
 from megatron.schedules.passes import CHUNKED_KINDS, Pass, PassKind
 from megatron.schedules.plan import Plan
 from megatron.schedules.slice_lengths import slice_shares
+from megatron.schedules.turn_order import TurnOrder
 
 Time = float | Sequence[float] | Sequence[Sequence[float]]
 """One time for all ranks, one for each rank, or one for each rank and chunk."""
@@ -162,14 +163,21 @@ class Costs:
         )
 
     def of_pair(
-        self, plan: Plan, rank: int, pair: tuple[Pass, Pass], *, crowds: bool = True
+        self,
+        plan: Plan,
+        rank: int,
+        pair: tuple[Pass, Pass],
+        *,
+        crowds: bool = True,
+        turns: TurnOrder | None = None,
     ) -> float:
         """Return the time of a pair, in which each pass works while the other one waits.
 
         With ``crowds``, its collectives slow the pass that works meanwhile, if that is known.
+        ``turns`` are those of a program; ``None``: the quickest that are known.
         """
         one, other = (self.in_turns(plan, rank, item) for item in pair)
-        return joined_time(one, other, crowds=crowds)
+        return joined_time(one, other, crowds=crowds, turns=turns)
 
     def _of_slice(self, slices: int, number: int) -> "tuple[Costs, float]":
         """Return the costs of which a slice takes a share, and this share."""

@@ -42,7 +42,9 @@ class InTurns(NamedTuple):
         return share * (self.time - self.waits), share * self.waits, (1 - share) * self.time
 
 
-def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
+def joined_time(
+    one: InTurns, other: InTurns, *, crowds: bool = True, turns: TurnOrder | None = None
+) -> float:
     """Return the time of a pair.
 
     A pass without steps works all its time. If a pass takes longer than its steps say, because
@@ -52,11 +54,14 @@ def joined_time(one: InTurns, other: InTurns, *, crowds: bool = True) -> float:
         one: a pass of the pair.
         other: the other one.
         crowds: whether work is slower while collectives of the pair are under way.
+        turns: of a program. They stay as they are, even if others are quicker at these times.
+            ``None``: the quickest that are known.
     """
     if one.steps is None and other.steps is None:
         return time_by_sums(one, other)
     pair = _Pair.of(one, other)
-    together = pair.time(pair.order, crowds=crowds)
+    kept = turns if turns is not None and pair.has(turns) else pair.order
+    together = pair.time(kept, crowds=crowds)
     alone = sum(_time((own,), (len(own.pieces),), crowds=True) for own in pair.steps)
     return (one.time + other.time) * together / alone if alone else 0.0
 
@@ -87,6 +92,14 @@ class _Pair(NamedTuple):
             _at_once(own.time) if own.steps is None else own.steps() for own in (begins, joins)
         )
         return cls((begins.kind, joins.kind), (first, second))
+
+    def has(self, order: TurnOrder) -> bool:
+        """Whether these are turns of these passes: each has as many pieces."""
+        if order.begins not in self.kinds:
+            return False
+        begins = self.kinds.index(order.begins)
+        has = [sum(order.pieces[own::2]) for own in (0, 1)]
+        return has == [len(self.steps[own].pieces) for own in (begins, 1 - begins)]
 
     @property
     def _pauses(self) -> bool:

@@ -138,7 +138,8 @@ def _step_time(program: Program, costs: Costs, rank: int, step: Run) -> tuple[fl
     time = pass_time(program, costs, rank, step.item)
     if step.joined is None:
         return time, None
-    taken = costs.of_pair(program.plan, rank, (step.item, step.joined))
+    pair = step.item, step.joined
+    taken = costs.of_pair(program.plan, rank, pair, turns=step.turns)
     both = time + pass_time(program, costs, rank, step.joined)
     return taken, taken * (time / both if both else 0.0)
 

@@ -78,16 +78,25 @@ def test_lanes_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_the_passes_of_a_pair_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_of_a_pair_gets_the_time_and_the_waits_of_its_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B begins, right after 1, F goes on at 3, B at 4 and waits from 5 to 6, F from 7 to 8."""
     ticks = itertools.count(100)
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     recorder = Recorder(5, CPU)
-    with recorder.pair(Pass("F", 3, 1), Pass("B", 1)):
-        pass
+    forward, backward = Pass("F", 3, 1), Pass("B", 1)
+    with recorder.pair(forward, backward) as began:
+        for item in (backward, forward, backward):
+            began(item)
+        with recorder.within():
+            pass
+        began(forward)
     assert recorder.spans() == [
-        Span(5, "compute", "F3.1", "F", 3, 1, 1.0, 1.5, beside="B1"),
-        Span(5, "compute", "B1", "B", 1, 0, 1.5, 2.0, beside="F3.1"),
+        Span(5, "compute", "F3.1", "F", 3, 1, 1.0, 3.0, beside="B1"),
+        Span(5, "compute", "B1", "B", 1, 0, 3.0, 8.0, beside="F3.1"),
     ]
+    assert recorder.waits_within() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("recorded", [False, True])

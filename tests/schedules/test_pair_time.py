@@ -23,7 +23,7 @@ from megatron.schedules.pair_steps import (
 )
 from megatron.schedules.pair_time import InTurns, joined_time, order_of_turns
 from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
-from megatron.schedules.turn_order import searched_turns
+from megatron.schedules.turn_order import TurnOrder, searched_turns
 
 DURATIONS = st.integers(1, 8).map(float)
 AXES = st.sampled_from(["tensor", "context"])
@@ -131,6 +131,26 @@ def test_a_pair_takes_as_long_as_its_passes_in_turns(
     assert joined_time(*reversed(in_turns)) == pytest.approx(slower * expected)
     work = sum(step.seconds for own in passes.values() for step in own if isinstance(step, Works))
     assert work <= expected + 1e-9
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(one=steps_of_a_pass(), other=steps_of_a_pass(), data=st.data())
+def test_the_turns_of_a_program_stay_at_other_times(
+    one: tuple[PairStep, ...], other: tuple[PairStep, ...], data: st.DataObject
+) -> None:
+    """A program made for other costs runs as it is, even if other turns would be quicker."""
+    passes = {"F": one, "B": other}
+    in_turns = [InTurns("F", alone(one), 0.0, 0, known(one))]
+    in_turns.append(InTurns("B", alone(other), 0.0, 0, known(other)))
+    begins, joins = data.draw(st.permutations(["F", "B"]))
+    pieces = [len(PairSteps(passes[kind]).pieces) for kind in (begins, joins)]
+    cut = data.draw(st.integers(1, pieces[0]))
+    rows = tuple(row for row in (cut, pieces[1], pieces[0] - cut) if row)
+    order = TurnOrder("F" if begins == "F" else "B", rows)
+    expected = timed([passes[begins], passes[joins]], pauses=True, pieces=rows)
+    assert joined_time(*in_turns, turns=order) == pytest.approx(expected)
+    longer = order._replace(pieces=(*rows, 1))
+    assert joined_time(*in_turns, turns=longer) == joined_time(*in_turns)
 
 
 def test_a_pass_of_which_nothing_is_known_works_all_its_time() -> None:

@@ -216,8 +216,12 @@ def test_a_pair_lasts_as_long_as_in_the_simulator(
         waits=lambda item: of_kind[item.kind],
     )
     start = clock.now
-    with pacer.pair(*pair):
-        pacer.turns.run(lambda: pacer.in_turns(pair[1]), lambda: pacer.in_turns(pair[0]))
+    with pacer.pair(*pair) as began:
+        pacer.turns.run(
+            lambda: pacer.in_turns(pair[1]),
+            lambda: pacer.in_turns(pair[0]),
+            began=lambda own: began(pair[1 - own]),
+        )
     assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
     assert len(overheads_of(pacer.spans())) == 1
 
@@ -244,8 +248,12 @@ def test_other_pairs_last_as_long_as_in_the_simulator(
         waits=lambda item: costs.waits_of(plan, 0, item),
     )
     start = clock.now
-    with pacer.pair(*pair):
-        pacer.turns.run(lambda: pacer.in_turns(pair[0]), lambda: pacer.in_turns(pair[1]))
+    with pacer.pair(*pair) as began:
+        pacer.turns.run(
+            lambda: pacer.in_turns(pair[0]),
+            lambda: pacer.in_turns(pair[1]),
+            began=lambda own: began(pair[own]),
+        )
     assert clock.now - start == pytest.approx(costs.of_pair(plan, 0, pair), abs=200 * FakeTime.TICK)
     assert len(overheads_of(pacer.spans())) == 1
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from megatron.layers.vocabulary.output_s import Merged, merge_statistics
 from megatron.parallel.turns import Turns
+from megatron.runtime.observer import Began
 from megatron.runtime.offload import HostCopies
 from megatron.runtime.placeholder_passes import PlaceholderPasses, PlaceholderState
 from megatron.runtime.store import ActivationStore
@@ -95,11 +96,11 @@ class Pacer(Recorder):
             self.sleep_until(start + self._duration(item))
 
     @contextmanager
-    def pair(self, first: Pass, second: Pass) -> Iterator[None]:
+    def pair(self, first: Pass, second: Pass) -> Iterator[Began]:
         """Let the passes of a pair last by themselves (``in_turns``)."""
         self._is_pair = True
-        with super().pair(first, second):
-            yield
+        with super().pair(first, second) as began:
+            yield began
         self._is_pair = False
 
     def in_turns(self, item: Pass) -> None:

@@ -12,6 +12,7 @@ from megatron.runtime.observer import NamedRanges, Observer
 from megatron.runtime.timeline import Recorder
 from megatron.schedules.costs import Costs
 from megatron.simulator.costs.from_timelines import as_all_joined, costs_from_timelines
+from megatron.simulator.costs.planned_waits import with_planned_waits
 from megatron.simulator.draw.trace import save_chrome_trace
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.timeline_file import save_timeline
@@ -103,17 +104,18 @@ class Observation:
         timelines = groups.tensor_sums.all_gather_object(timelines)[0]
         self._timelines = []
         costs = costs_from_timelines(self._state.plan, timelines)
+        with_waits = with_planned_waits(costs, self._state.pipeline.costs)
         if self._trial is None:
-            self._costs = costs
-            self._use_costs(costs, timelines)
+            self._costs = with_waits
+            self._use_costs(costs, with_waits, timelines)
             return
         tried = end_trial(self._trial, self._state, timelines)
         if tried.is_faster:
-            self._costs = costs
+            self._costs = with_waits
         self._say(describe_tried(tried))
 
-    def _use_costs(self, costs: Costs, timelines: list[Timeline]) -> None:
-        """Save the measured costs, and plan with them."""
+    def _use_costs(self, costs: Costs, with_waits: Costs, timelines: list[Timeline]) -> None:
+        """Save the measured costs, and plan with them and with the waits that a count predicts."""
         config, state, measured = self._config, self._state, self._measured
         self._say(
             f"iterations {measured[0] + 1} to {measured[-1] + 1} measured: {describe_costs(costs)}",
@@ -123,7 +125,7 @@ class Observation:
             if unwritten is not None:
                 self._say(unwritten)
         if config.replan:
-            found, self._trial = replan(self._plan_with, state, costs, timelines)
+            found, self._trial = replan(self._plan_with, state, with_waits, timelines)
             self._say(describe_replanned(found))
         if self._trial is not None:  # after an iteration in which the new plan gets its memory
             self._measured = range(measured.stop + 1, measured.stop + 1 + len(measured))
@@ -140,7 +142,9 @@ class Observation:
         error = max(state.groups.world.all_gather_object(self._clock_error))
         if state.groups.world.rank != 0 or path is None:
             return
-        costs = self._costs or costs_from_timelines(state.plan, [timeline])
+        costs = self._costs or with_planned_waits(
+            costs_from_timelines(state.plan, [timeline]), state.pipeline.costs
+        )
         planned = simulate(state.pipeline.train_program, costs)
 
         def write() -> None:

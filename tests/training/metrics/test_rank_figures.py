@@ -99,8 +99,9 @@ def test_of_an_iteration_that_ran_twice_the_second_run_counts(
 def test_a_wait_within_a_pass_is_no_computing_and_an_update_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It begins at 0. F waits from 2 to 4 and from 5 to 6, a pair from 11 to 15."""
-    forward, pair, update = (1.0, 2.0, 4.0, 5.0, 6.0, 9.0), (10.0, 11.0, 15.0, 20.0), (20.0, 22.0)
+    """It begins at 0. F waits from 2 to 4 and from 5 to 6. In a pair B waits from 11 to 15."""
+    forward, update = (1.0, 2.0, 4.0, 5.0, 6.0, 9.0), (20.0, 22.0)
+    pair = (10.0, 10.0, 11.0, 15.0, 17.0, 20.0)  # F goes on at 17
     clock = Moments(0.0, *forward, *pair, *update)
     monkeypatch.setattr("megatron.runtime.timeline.time", clock)
     recorder = Recorder(0, CPU)
@@ -108,11 +109,15 @@ def test_a_wait_within_a_pass_is_no_computing_and_an_update_is_none(
         for _ in range(2):
             with recorder.within():
                 pass
-    with recorder.pair(Pass("F", 1), Pass("B", 0)), recorder.within():
-        pass
+    forward_of_pair, backward = Pass("F", 1), Pass("B", 0)
+    with recorder.pair(forward_of_pair, backward) as began:
+        began(backward)
+        with recorder.within():
+            pass
+        began(forward_of_pair)
     with recorder.span(Pass("U", 0)):
         pass
-    assert recorder.waits_within() == [3.0, 2.0, 2.0, 0.0]
+    assert recorder.waits_within() == [3.0, 0.0, 4.0, 0.0]
     found = pass_times(recorder)
     assert found is not None
     assert (found.busy, found.computing) == (20.0, computing(F=5.0 + 3.0, B=3.0))
