@@ -54,11 +54,12 @@ A name without GPUs, such as `llama3-8b`, is the shape of a model alone. For oth
 proposes a line (in a checkout: `python tools/plan.py`). Each recipe has a section of its own
 below, its *card*. A card shows the `plan-pretraining` command that proposed the layout of the
 recipe. Of all ways that take at most 1 % longer than the fastest, the command prefers ways without
-gradients in bf16, without activations on the host and without pairs of passes. Of these ways it
-takes the one that holds the least memory ([how it searches](running.md#which-line-for-my-gpus)).
-So another way on a card may be a little faster, and hold more. Every recipe for GPUs also has the
-flags `--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather`, which the command
-always proposes; the cards do not repeat them.
+gradients in bf16, without activations on the host and without [pairs](glossary.md#plans) of passes.
+Of these ways it takes the one that holds the least memory ([how it
+searches](running.md#which-line-for-my-gpus)). So another way on a card may be a little faster, and
+hold more. Every recipe for GPUs also has the flags `--use-distributed-optimizer
+--overlap-grad-reduce --overlap-param-gather`, which the command always proposes; the cards do not
+repeat them.
 <!-- figures: a rule of the code -->
 
 **All times and memories of GPUs on this page are predicted.** `python tools/recipe_cards.py`
@@ -105,7 +106,7 @@ def page(keep: Path | None = None) -> str:
 def overview(keep: Path | None) -> Iterator[str]:
     """Yield a table of all recipes."""
     yield from table(
-        ("recipe", "GPUs", "layout", "s", "tokens/s a GPU", "MFU", "GiB"),
+        ("recipe", "GPUs", "layout", "s an iteration", "tokens/s a GPU", "MFU", "GiB"),
         [_overview_cells(recipe, keep) for recipe in recipes()],
         "lllr",
     )

@@ -20,18 +20,20 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "or W where it is a pass of its own"
     ),
     "bubble": (
-        "1 - work / span, as the zero-bubble papers count it (arXiv 2401.10241): the span is the "
-        "longest time that one rank takes from its first start to its last end, as if no rank "
-        "waited for another between two iterations; so it is never above idle"
+        "1 - work / span, as the zero-bubble papers count it (arXiv 2401.10241): work is the time "
+        "that a rank's passes take, averaged over the ranks, and span the longest time that one "
+        "rank takes from its first start to its last end; the span is at most the time of the "
+        "iteration, so the bubble is never above idle"
     ),
     "floor": (
-        "model FLOPs / (p x a rank's rate in the output layer's product [n, h] x [h, 128000] in "
-        "one piece): no schedule that multiplies at this rate is faster"
+        "a lower bound of the time: model FLOPs / (p x the rate of a rank), where the rate is "
+        "measured in one product of the output layer, [n, h] x [h, 128000], with n tokens of a "
+        "microbatch and hidden size h; no schedule that multiplies at this rate is faster"
     ),
     "MFU": "model FLOPs / (p x the best rate of a rank in square products x the time)",
     "simulated": (
-        "the time that the simulator gives the plan with the measured times of its passes and "
-        "communications, over the measured time"
+        "the simulated time of the plan, with the measured times of its passes and "
+        "communications, divided by the measured time"
     ),
 }
 """Name of a figure -> its definition."""
