@@ -17,6 +17,7 @@ from megatron.planning.estimate import (
     steady_interval,
 )
 from megatron.planning.forecast_run import RunForecast, forecast_run
+from megatron.planning.known import Known
 from megatron.planning.memory_limit import beyond_limit, lowered, memory_limit_of
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states
@@ -30,6 +31,8 @@ from megatron.schedules.search.watch import PLANNED, Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.simulator.units import MEMORY, TIME
+
+_NO_BYTES: Final = Fullest(0, 0.0, 0.0)
 
 BOUND: Final = 0.2
 """Seconds of work to count a candidate and to bound its time and memory, about."""
@@ -58,6 +61,7 @@ class Candidate:
     limit: float = inf
     watch: Watch = field(default_factory=Watch, compare=False)
     gpu: Gpu | None = field(default=None, compare=False)
+    _estimates: list[Known] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def schedule(self) -> str:
@@ -213,7 +217,50 @@ class Candidate:
     def peak(self) -> float:
         """Bytes of the fullest rank; without a GPU, the most microbatches that a rank holds."""
         found = self.forecast
-        return self.in_flight if found is None else max(found.outcome.peak)
+        return self.in_flight if found is None else found.fullest.peak
+
+    @property
+    def known(self) -> Known:
+        """What the closest look so far has found; before any look, what is known without a plan.
+
+        Without a GPU nothing is known of bytes.
+        """
+        if self.is_planned:
+            return self._planned
+        return self._estimates[-1] if self._estimates else self._bounded
+
+    @cached_property
+    def _planned(self) -> Known:
+        found = self.forecast
+        held = _NO_BYTES if found is None else found.fullest
+        return Known("plan", self.time, held, self.fits, self.request.microbatches)
+
+    @cached_property
+    def _bounded(self) -> Known:
+        held = _NO_BYTES if self.gpu is None else self.least_memory
+        return Known("bound", self.least_time, held, self.can_fit)
+
+    def look(self, watch: Watch) -> None:
+        """Look more closely: by a plan of few microbatches, and then by the run's own plan.
+
+        A plan of few microbatches is left out if it would save no time: if there are no more
+        microbatches, or without a GPU.
+
+        Args:
+            watch: ends the search for a plan of few microbatches.
+        """
+        few = planned_microbatches(self.request) < self.request.microbatches
+        if self.is_planned or self._estimates or not few or self.gpu is None:
+            self.tell()
+            return
+        found = self.estimate(watch.part(watch.left), quick=True)
+        fits = found.fits and found.in_flight <= self.limit
+        seconds = max(found.seconds, self.least_time)
+        self._estimates.append(Known("estimate", seconds, found.fullest, fits, found.planned))
+        self.watch.note(
+            f"{self.named}: by {counted(found.planned, 'microbatch')} {TIME.write(found.seconds)} "
+            f"and {MEMORY.write(found.fullest.peak)} are expected{'' if fits else ': too much'}"
+        )
 
     @cached_property
     def is_long(self) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.forecast_run import RunForecast
-from megatron.planning.race import NEAR, best_planned
+from megatron.planning.known import NEAR, best_known
 from megatron.run.schedule import PERCENT_FLAG
+from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
@@ -45,26 +46,31 @@ def completed(
             the rest, the candidate with the lowest bound of time first.
         every: whether candidates are planned that can only be slower than ``first``.
     """
+    planned = [each for each in compared if each.is_planned]
     waiting = [each for each in compared if not each.is_planned and each.can_fit]
-    waiting.sort(key=lambda each: each.least_time)
     if not every and first.fits:
         waiting = [each for each in waiting if each.least_time * (1 - NEAR) <= first.time]
-    planned, unknown = [each for each in compared if each.is_planned], list[Candidate]()
-    watch.begin("the other schedules")
-    for at, candidate in enumerate(waiting):
-        if watch.is_over:
-            unknown = waiting[at:]
-            break
-        part = watch.part(watch.left / (len(waiting) - at))
-        timed = replace(candidate, watch=part)
-        planned.append(timed)
+    number = len(waiting)
+
+    def plan(candidate: Candidate) -> None:
+        timed = replace(candidate, watch=watch.part(watch.left / len(waiting)))
         _ = timed.forecast  # planned within its part of the time
-        watch.show((at + 1) / len(waiting))
-    taken = best_planned(planned) or first
+        planned.append(timed)
+        waiting[:] = [each for each in waiting if each is not candidate]
+        watch.show(1 - len(waiting) / number)
+
+    watch.begin("the other schedules")
+    look_closer(lambda: waiting, _bound, lambda candidate: watch.is_over, plan)
+    fitting = [each for each in planned if each.fits]
+    taken = best_known(fitting) or first
     others = [each for each in planned if each is not taken]
     others.sort(key=lambda each: (not each.fits, each.time))
     impossible = [each for each in compared if not each.is_planned and not each.can_fit]
-    return Table(taken, others, unknown, impossible)
+    return Table(taken, others, sorted(waiting, key=_bound), impossible)
+
+
+def _bound(candidate: Candidate) -> tuple[float]:
+    return (candidate.least_time,)
 
 
 def compared_lines(
@@ -123,7 +129,7 @@ def _words(table: Table, gpu: Gpu, untried: Sequence[str]) -> str:
 def _table(rows: Sequence[Candidate]) -> Iterator[str]:
     known = [(row, row.forecast) for row in rows if row.forecast is not None]
     time = TIME.unit(*(forecast.outcome.seconds for _, forecast in known))
-    memory = MEMORY.unit(*(max(forecast.outcome.peak) for _, forecast in known))
+    memory = MEMORY.unit(*(row.peak for row, _ in known))
     yield (
         f"{'schedule':<12} {'vocabulary':<10} {time.name:>8} {'MFU':>6} {'idle':>7} "
         f"{memory.name:>6} {'in flight':>9}"
@@ -133,7 +139,7 @@ def _table(rows: Sequence[Candidate]) -> Iterator[str]:
         yield (
             f"{row.schedule:<12} {row.treatment:<10} {TIME.number(outcome.seconds, time):>8} "
             f"{percent(outcome.mfu):>6} {outcome.idle:>7.1%} "
-            f"{MEMORY.number(max(outcome.peak), memory):>6} {row.in_flight:>9.1f}"
+            f"{MEMORY.number(row.peak, memory):>6} {row.in_flight:>9.1f}"
             f"{'  ' * bool(row.others)}{row.others}{''.join(_faults(row, forecast))}"
         )
 

@@ -11,7 +11,7 @@ from megatron.flags.words import split
 from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.asked.unwanted import without
-from megatron.planning.race import NEAR
+from megatron.planning.known import NEAR
 from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import CHOSEN, DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs

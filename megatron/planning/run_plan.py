@@ -6,7 +6,6 @@ other rank is needed, and an impossible plan is refused before the ranks meet.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from math import inf
 from typing import Final
 
@@ -16,7 +15,7 @@ from megatron.planning.alternatives import Compared
 from megatron.planning.candidate import Candidate
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.race import chosen
-from megatron.planning.run_request import check_stages, prepared, request_of, runs_on
+from megatron.planning.run_request import prepared, runs_on
 from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS, compared_schedules
 from megatron.schedules.costs import Costs
@@ -191,19 +190,6 @@ def candidates(
 def _compared_schedules(config: RunConfig) -> tuple[str, ...]:
     planning = config.parallel.planning
     return compared_schedules(inf if planning.memory_percent else planning.memory_limit)
-
-
-def schedules_with_stages(config: RunConfig) -> list[str]:
-    """Return the schedules that ``candidates`` looks at, without those that have too many stages.
-
-    Nothing is counted. ``candidates`` may leave out more schedules.
-    """
-    found = []
-    for name in _compared_schedules(config):
-        with suppress(ValueError):
-            check_stages(config, request_of(config.parallel, config.train.num_microbatches, name))
-            found.append(name)
-    return found
 
 
 def _gpu(config: RunConfig, costs: Costs | None) -> Gpu | None:

@@ -6,7 +6,8 @@ from schedules.cases import V_SHAPED
 
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.candidate import Candidate
-from megatron.planning.race import NEAR, chosen
+from megatron.planning.known import NEAR
+from megatron.planning.race import chosen
 from megatron.planning.run_plan import candidates, make_run_plan
 from megatron.schedules.catalogue import SCHEDULES, compared_schedules
 from megatron.schedules.held import in_flight

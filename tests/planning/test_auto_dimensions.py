@@ -20,7 +20,8 @@ from megatron.data.tokenizers.null import NullTokenizer
 from megatron.data.tokenizers.settings import TokenizerSettings
 from megatron.planning.candidate import Candidate
 from megatron.planning.dry_run import dry_run
-from megatron.planning.race import NEAR, chosen
+from megatron.planning.known import NEAR
+from megatron.planning.race import chosen
 from megatron.planning.run_plan import all_compared, asked, make_run_plan, only_rank_0_plans
 from megatron.planning.settled import settled
 from megatron.run import vocabulary

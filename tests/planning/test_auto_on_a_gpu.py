@@ -12,7 +12,8 @@ from torch.distributed import HashStore
 from megatron.model.distribution import LayerDistribution
 from megatron.planning.candidate import Candidate
 from megatron.planning.compared import compared_lines, completed
-from megatron.planning.race import NEAR, chosen
+from megatron.planning.known import NEAR
+from megatron.planning.race import chosen
 from megatron.planning.run_plan import asked, candidates, make_run_plan
 from megatron.planning.settled import settled
 from megatron.run.parallel_config import ParallelConfig

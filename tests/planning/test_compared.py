@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.compared import completed
-from megatron.planning.race import NEAR
+from megatron.planning.known import NEAR, Known, Level
+from megatron.planning.run_memory import Fullest
 from megatron.schedules.search.watch import Watch
 
 
@@ -24,6 +25,12 @@ class Row:
     can_fit: bool
     is_planned: bool
     watch: Watch = field(default_factory=Watch)
+
+    @property
+    def known(self) -> Known:
+        level: Level = "plan" if self.is_planned else "bound"
+        seconds = self.time if self.is_planned else self.least_time
+        return Known(level, seconds, Fullest(0, self.peak, 0.0), self.fits)
 
     @property
     def forecast(self) -> None:

@@ -10,7 +10,7 @@ from harness.still_watch import still_watch
 
 from megatron.planning.dry_run import dry_run
 from megatron.planning.forecast_run import forecast_run
-from megatron.planning.race import NEAR
+from megatron.planning.known import NEAR
 from megatron.planning.run_plan import make_run_plan
 from megatron.planning.settled import settled
 from megatron.run.command_line import parse

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from planning.test_dry_run import config, on, with_microbatches
 
 from megatron.planning.candidate import Candidate
-from megatron.planning.estimate import Estimate
-from megatron.planning.race import NEAR, Race, chosen
+from megatron.planning.known import NEAR, Known
+from megatron.planning.race import Race, chosen
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import candidates
-from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
-
-REQUEST = Request("1f1b", "none", 2, 16)
 
 
 @dataclass(eq=False)
@@ -32,8 +29,7 @@ class Contender:
     fits: bool = True
     schedule: str = "1f1b"
     treatment: str = "none"
-    limit: float = 1.0
-    request: Request = REQUEST
+    gpu: str = "A100"
     watch: Watch = field(default_factory=Watch)
     is_planned: bool = False
     is_estimated: bool = False
@@ -46,15 +42,23 @@ class Contender:
     def time(self) -> float:
         return self.least_time * (1 + self.slack)
 
+    @property
+    def known(self) -> Known:
+        held = Fullest(0, self.peak, 0.0)
+        if self.is_planned:
+            return Known("plan", self.time, held, self.fits, 16)
+        if self.is_estimated:
+            seconds = max(self.time * (1 + self.error), self.least_time)
+            return Known("estimate", seconds, held, self.fits, 5)
+        return Known("bound", self.least_time, Fullest(0, 0.0, 0.0), True)
+
+    def look(self, watch: Watch) -> None:
+        if self.is_estimated:
+            self.tell()
+        self.is_estimated = True
+
     def tell(self) -> None:
         self.is_planned = True
-
-    def estimate(self, watch: Watch, *, quick: bool) -> Estimate:
-        assert quick
-        self.is_estimated = True
-        fullest = Fullest(0, self.peak, 0.0)
-        seconds = self.time * (1 + self.error)
-        return Estimate(seconds, 1 / seconds, 0.5, fullest, self.fits, 5, 16, 1.0, False)
 
 
 def contenders(error: Any) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from harness.marks import full
 
-from megatron.planning.race import NEAR
+from megatron.planning.known import NEAR
 from tools.predictions.proposed import HEADING, compared, main, smallest
 from tools.predictions.shared_runs import SHARED, read_shared
 from tools.predictions.shared_tables import PREDICTED, read_predicted

@@ -14,6 +14,7 @@ from typing import Final
 
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings
+from megatron.planning.known import Known
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
@@ -21,7 +22,7 @@ from megatron.planning.search.dimensions import (
     taking,
 )
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
-from megatron.planning.search.runs import Known, Promise, Runs, promise_of
+from megatron.planning.search.runs import Promise, Runs, promise_of
 from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.line import Line
 from megatron.run.train import batch_share

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
-from megatron.planning.run_memory import Fullest
+from megatron.planning.known import Known, Level
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
@@ -22,39 +22,12 @@ from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.ways_folder import is_shown
 
-Level = Literal["bound", "unsearched", "estimate", "plan"]
-"""Where the seconds and bytes of a run come from.
-
-bound: lower bounds, known without a plan; the time of F counts in pairs with B, if a run has pairs.
-unsearched: a plan of few microbatches with many passes or with pairs, in the order of its block.
-estimate: a plan of few microbatches. plan: the whole plan.
-"""
-
-
 _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
 
 _MOST_PAIRED: Final = 2500
 """Forwards of the largest plan of few microbatches with pairs that the search itself has chosen.
 Such a plan takes about 5 s."""
-
-
-class Known(NamedTuple):
-    """What is known of a run.
-
-    Attributes:
-        level: where the figures come from.
-        seconds: of an iteration.
-        held: the fullest rank.
-        fits: whether every rank has enough memory.
-        planned: microbatches of the plan from which the figures follow; 0: there is no plan.
-    """
-
-    level: Level
-    seconds: float
-    held: Fullest
-    fits: bool
-    planned: int = 0
 
 
 class Runs:
@@ -145,11 +118,8 @@ class Runs:
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""
         candidate = self.candidate(line)
-        found = candidate.forecast
-        assert found is not None, "plans are made for a GPU"
-        planned = candidate.request.microbatches
-        made = Known("plan", found.outcome.seconds, found.fullest, found.fits, planned)
-        return self._learnt(line, made), candidate
+        _ = candidate.run_plan
+        return self._learnt(line, candidate.known), candidate
 
     def _learnt(self, line: Line, found: Known) -> Known:
         self._known[line.key] = found

@@ -9,19 +9,20 @@ machine.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
-from statistics import fmean
 from typing import Final
 
 from megatron.planning.candidate import Candidate
-from megatron.planning.race import NEAR
+from megatron.planning.known import Known, costs
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.expected import Expected
 from megatron.planning.search.rough import Combination, Ordering, Rough
-from megatron.planning.search.runs import Known, Runs
+from megatron.planning.search.runs import Runs
 from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
 from megatron.run.line import Key, Line
+from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import TIME
@@ -35,9 +36,6 @@ _COMPARED: Final = 0.6
 """Share of the estimates that compares layouts; the rest varies the best of them."""
 _LEAST: Final = 0.5
 """Share of the estimates that compares layouts even if none is expected to be faster."""
-_HOPE: Final = 0.985
-"""Share of the expected seconds that a combination is hoped to take if none like it was tried, and
-once more for its stages, its schedule or its treatment if none with these was tried."""
 _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _BEGIN: Final = 3
@@ -76,11 +74,10 @@ class Search:
         self._all = estimates + LATER_ESTIMATES * any(own.later for own in dimensions)
         self._runs = Runs(gpu) if runs is None else runs
         self._ways: dict[Key, Way] = {}
-        self._learnt: dict[Ordering, tuple[float, float]] = {}
+        self._expected = Expected()
         self._refusals = Counter[Ordering]()
         self._roughs: dict[Key, Rough] = {}
         self._planned: dict[Combination, Candidate] = {}
-        self._hope, self._near = _HOPE, NEAR  # a run that is as near may hold less
         self._fitted = False
         self._found = Found()
 
@@ -122,12 +119,12 @@ class Search:
             self._vary_later(line, coarse)
             self._look(line, coarse, more, ())
         self._check_found()
-        while not self._watch.is_over:
-            shown = varied(self._fitting(), wanted)
-            shown = [way for way in shown if way.known.level == "unsearched"]
-            if not shown:
-                break
-            self._learn(shown[0], self._runs.searched(shown[0].line))
+
+        def shown() -> list[Way]:
+            named = varied(self._fitting(), wanted)
+            return [way for way in named if way.known.level == "unsearched"]
+
+        look_closer(shown, costs, lambda way: self._watch.is_over, self._look_at)
         self._sort()
         return self._found
 
@@ -153,7 +150,8 @@ class Search:
         coarse.dimensions = opened(self._dimensions, line)
         if not any(own.later for own in coarse.dimensions):
             return []
-        self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
+        self._estimates = LATER_ESTIMATES
+        self._expected.soberly()
         coarse.count([way.choices for way in self._ways.values()])
         known = {own.choices for own in before}
         return [own for own in coarse.first() if own.choices not in known]
@@ -208,28 +206,34 @@ class Search:
             most: estimates that may be made.
             least: estimates that are made in any case.
         """
-        waiting, whole = _by_ordering(rough), most
-        while most > 0 and not self._watch.is_over:
-            able = (first for own in waiting if (first := self._first(own, waiting[own])))
-            first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
-            if first is None:
-                return
-            hope = self._seconds(first) * (1 - self._near)
-            if whole - most >= least and hope >= self._best_seconds():
-                return
+        waiting, made = _by_ordering(rough), 0
+
+        def able() -> Iterator[Rough]:
+            return (own for order, each in waiting.items() if (own := self._first(order, each)))
+
+        def is_enough(first: Rough) -> bool:
+            if made >= most or self._watch.is_over:
+                return True
+            return made >= least and self._expected.hoped(first) >= self._best_seconds()
+
+        def look(first: Rough) -> None:
+            nonlocal made
             waiting[first.ordering].remove(first)
-            most -= self._estimate(line, first)
+            made += self._estimate(line, first)
+
+        look_closer(able, self._expected.costs, is_enough, look)
 
     def _first(self, ordering: Ordering, waiting: Sequence[Rough]) -> Rough | None:
         """Return the fastest combination of an ordering that is expected to fit, if any."""
-        if ordering not in self._learnt and self._refusals[ordering] >= _REFUSALS:
+        if not self._expected.knows(ordering) and self._refusals[ordering] >= _REFUSALS:
             return None
-        more = self._more_bytes(ordering)
+        more = self._expected.more_bytes(ordering)
         return next((own for own in waiting if own.peak + more <= _FAR * own.room), None)
 
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
         """Estimate the combinations that are expected to hold the least."""
-        for each in sorted(rough, key=lambda own: (self._peak(own), own.seconds))[:_SMALLEST]:
+        smallest = sorted(rough, key=lambda own: (self._expected.costs(own)[1], own.seconds))
+        for each in smallest[:_SMALLEST]:
             if not self._watch.is_over:
                 self._estimate(line, each)
 
@@ -262,46 +266,8 @@ class Search:
         )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
         self._roughs[chosen.key] = rough
-        time, memory = known.seconds / rough.seconds, known.held.peak - rough.peak
-        if (before := self._learnt.get(rough.ordering)) is not None:
-            time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
-        self._learnt[rough.ordering] = time, memory
+        self._expected.learn(rough, known, mean=True)
         return True
-
-    def _seconds(self, rough: Rough) -> float:
-        """Return the expected seconds."""
-        return rough.seconds * self._slowdown(rough.ordering)
-
-    def _slowdown(self, ordering: Ordering) -> float:
-        """Return the expected seconds of an ordering's combinations over the rough seconds.
-
-        Of an ordering that is new, each part (the stages, the schedule, the treatment) is hoped to
-        be as good as it was with the best others.
-        """
-        if ordering in self._learnt:
-            return self._learnt[ordering][0]
-        hopes = [
-            min((own[0] for other, own in self._learnt.items() if other[at] == part), default=0.0)
-            for at, part in enumerate(ordering)
-        ]
-        least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return float(self._hope ** (1 + hopes.count(0.0)) * max(least, *hopes))
-
-    def _peak(self, rough: Rough) -> float:
-        """Return the expected bytes of the fullest rank."""
-        return rough.peak + self._more_bytes(rough.ordering)
-
-    def _more_bytes(self, ordering: Ordering) -> float:
-        """Return the bytes that an ordering's combinations are expected to hold beyond the rough.
-
-        What a rough count misses, such as whole vocabulary layers on one stage, is about as large
-        whatever the schedule holds. So a difference is learnt, not a factor.
-        """
-        if ordering in self._learnt:
-            return self._learnt[ordering][1]
-        alike = [own[1] for other, own in self._learnt.items() if other[0] == ordering[0]]
-        others = [own[1] for own in self._learnt.values()]
-        return fmean(alike or others or [0.0])
 
     def _fitting(self) -> list[Way]:
         return by_seconds(way for way in self._ways.values() if way.known.fits)
@@ -312,18 +278,31 @@ class Search:
     def _choose(self) -> None:
         """Look closer at the run to take, until its whole plan is made and it still is that run."""
         found = self._found
-        while (best := best_of(self._fitting())) is not None and best.known.level != "plan":
-            if best.known.level == "unsearched":
-                self._learn(best, self._runs.searched(best.line))
-                continue
-            if self._passes(best) > _MOST_PASSES:
-                break
-            known, candidate = self._runs.plan(best.line)
-            self._learn(best, known)
-            self._planned[best.choices] = candidate
+
+        def to_take() -> list[Way]:
+            return [way for way in best_first(self._fitting()) if way.known.level != "plan"]
+
+        look_closer(to_take, costs, self._is_too_long, self._look_at)
+        best = best_of(self._fitting())
         found.taken = best
         found.candidate = None if best is None else self._planned.get(best.choices)
         self._sort()
+
+    def _look_at(self, way: Way) -> None:
+        """Look closer at an estimated run: search its plan of few microbatches, or plan in full."""
+        if way.known.level == "unsearched":
+            self._learn(way, self._runs.searched(way.line))
+            return
+        known, self._planned[way.choices] = self._runs.plan(way.line)
+        self._learn(way, known)
+
+    def _is_too_long(self, way: Way) -> bool:
+        """Return whether the next look at a run would make a plan with too many passes."""
+        if way.known.level == "unsearched":
+            return False
+        request = self._runs.candidate(way.line).request
+        chunks = request.chunks or request.traits.chunks
+        return 3 * request.ranks * request.units * chunks > _MOST_PASSES  # F, B and W, about
 
     def _sort(self) -> None:
         """Sort the runs that were looked at."""
@@ -335,13 +314,7 @@ class Search:
         """Keep what is known of a run now, and expect it of others with its stages and order."""
         self._ways[way.line.key] = way._replace(known=known)
         self._fitted |= way.known.fits
-        rough = self._roughs[way.line.key]
-        self._learnt[rough.ordering] = known.seconds / rough.seconds, known.held.peak - rough.peak
-
-    def _passes(self, way: Way) -> int:
-        """Return the passes of a run's whole plan, about."""
-        request = self._runs.candidate(way.line).request
-        return 3 * request.ranks * request.units * (request.chunks or request.traits.chunks)
+        self._expected.learn(self._roughs[way.line.key], known)
 
 
 def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:

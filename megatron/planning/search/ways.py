@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final, NamedTuple
 
 from megatron.planning.candidate import Candidate
-from megatron.planning.race import NEAR
+from megatron.planning.known import Known, best_known, costs
 from megatron.planning.search.dimensions import DIMENSIONS, last_resorts
 from megatron.planning.search.rough import Combination
-from megatron.planning.search.runs import Known
 from megatron.run.line import Line
 
 _TELLING_APART: Final = tuple(own.options[0] for own in DIMENSIONS if own.kind != "factor")
@@ -54,7 +52,7 @@ class Found:
 
 def by_seconds(ways: Iterable[Way]) -> list[Way]:
     """Return runs, the fastest first; of equally fast ones, first the one that holds less."""
-    return sorted(ways, key=lambda way: (way.known.seconds, way.known.held.peak))
+    return sorted(ways, key=costs)
 
 
 def distinct(ways: Iterable[Way]) -> list[Way]:
@@ -72,12 +70,12 @@ def varied(ways: Sequence[Way], number: int) -> list[Way]:
     only if others are too few. If possible, runs are ``distinct``.
     """
 
-    def costs(way: Way) -> tuple[float, ...]:
-        return way.known.seconds, way.known.held.peak, last_resorts(way.line)
+    def price(way: Way) -> tuple[float, ...]:
+        return *costs(way), last_resorts(way.line)
 
     def beats(way: Way, other: Way) -> bool:
-        pairs = list(zip(costs(way), costs(other), strict=True))
-        return costs(way) != costs(other) and all(mine <= its for mine, its in pairs)
+        pairs = list(zip(price(way), price(other), strict=True))
+        return price(way) != price(other) and all(mine <= its for mine, its in pairs)
 
     useful = [way for way in ways if not any(beats(other, way) for other in ways)]
     found = {way.line.key: way for way in (*distinct(useful), *useful, *distinct(ways))}
@@ -86,13 +84,7 @@ def varied(ways: Sequence[Way], number: int) -> list[Way]:
 
 def best_of(ways: Sequence[Way]) -> Way | None:
     """Return the run to take of all within ``NEAR`` of the fastest (``Found.taken``)."""
-
-    def price(way: Way) -> tuple[float, ...]:
-        return last_resorts(way.line), way.known.held.peak, way.known.seconds
-
-    fastest = min((way.known.seconds for way in ways), default=inf)
-    near = (way for way in ways if way.known.seconds * (1 - NEAR) <= fastest)
-    return min(near, key=price, default=None)
+    return best_known(ways, lambda way: last_resorts(way.line))
 
 
 def best_first(ways: Sequence[Way]) -> list[Way]:

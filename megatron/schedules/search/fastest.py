@@ -1,7 +1,34 @@
-"""Find the fastest of several plans without making plans that cannot be the fastest."""
+"""Find the best of several runs without a close look at all of them.
 
+This is the loop of every search for a run, a schedule or a plan; ``planning/search`` says more.
+"""
+
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
+
+_T = TypeVar("_T")
+
+
+def look_closer(
+    waiting: Callable[[], Iterable[_T]],
+    price: Callable[[_T], tuple[float, ...]],
+    is_enough: Callable[[_T], bool],
+    look: Callable[[_T], object],
+) -> None:
+    """Look more closely at whoever seems best, again and again, until enough is known.
+
+    Args:
+        waiting: returns those of which a closer look would tell more.
+        price: what one seems to cost by all that is known; of equal prices the first counts.
+        is_enough: whether no closer look is worth its work, if this one seems best of all that
+            wait.
+        look: takes a closer look at one, after which it has another price or waits no longer.
+    """
+    while (first := min(waiting(), key=price, default=None)) is not None:
+        if is_enough(first):
+            return
+        look(first)
 
 
 class HasTime(Protocol):
@@ -39,13 +66,19 @@ def fastest(
             plan is made.
         made: called for each candidate whose plan has been made.
     """
+    waiting = deque(sorted(candidates, key=lambda candidate: candidate.least_time))
     best: _C | None = None
-    for candidate in sorted(candidates, key=lambda candidate: candidate.least_time):
-        if best is not None and candidate.least_time >= best.time * (1 - indifference):
-            break
-        if best is not None and is_over():
-            break
-        made(candidate)
-        if fits(candidate) and (best is None or candidate.time < best.time):
-            best = candidate
+
+    def is_enough(first: _C) -> bool:
+        if best is None:
+            return False
+        return first.least_time >= best.time * (1 - indifference) or is_over()
+
+    def plan(first: _C) -> None:
+        nonlocal best
+        made(waiting.popleft())
+        if fits(first) and (best is None or first.time < best.time):
+            best = first
+
+    look_closer(lambda: waiting, lambda candidate: (candidate.least_time,), is_enough, plan)
     return best

@@ -9,9 +9,9 @@ import pytest
 
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.asked.question import question_of
+from megatron.planning.known import NEAR
 from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
-from megatron.planning.race import NEAR
 from megatron.planning.search import dimensions
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import opened

@@ -9,12 +9,12 @@ import pytest
 
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import Candidate
-from megatron.planning.race import NEAR
+from megatron.planning.known import NEAR, Known, Level
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import Dimension, combined, opened
 from megatron.planning.search.dimensions import DIMENSIONS, PIPELINE, SLICES, UNSPLIT
-from megatron.planning.search.runs import Known, Level, Runs, promise_of
+from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, LATER_ESTIMATES, Search
 from megatron.run.edit import set_to
 from megatron.run.line import Line
