@@ -15,7 +15,8 @@ from megatron.commands.launch_scripts.launches import Launch
 from megatron.commands.launch_scripts.page import Source
 from megatron.commands.launch_scripts.python_data import PythonData
 from megatron.commands.launch_scripts.python_values import Computed, Record, Value
-from megatron.commands.launch_scripts.torchtitan import EVERYTHING, Translation, translated
+from megatron.commands.launch_scripts.torchtitan import Translation, translated
+from megatron.commands.launch_scripts.torchtitan_keys import EVERYTHING
 from megatron.commands.launch_scripts.values import Holes
 
 Family = Literal["torchtitan", "Megatron-Bridge", "keys"]

@@ -157,9 +157,10 @@ def test_a_section_that_is_computed_leaves_all_of_its_flags_out(tmp_path: Path) 
     text = TITAN.replace("Optimizers.Config(lr=3e-4)", "make_optimizer(3e-4)")
     text = text.replace("local_batch_size=4", "local_batch_size=size()")
     small, _ = read(tmp_path, text)
-    own = flags(small).keys()
-    assert own.isdisjoint({"--lr", "--weight-decay", "--micro-batch-size", "--global-batch-size"})
+    own = flags(small)
+    assert own.keys().isdisjoint({"--lr", "--weight-decay", "--optimizer", "--global-batch-size"})
     assert "--train-iters" in own
+    assert own["--micro-batch-size"] == ["1"], "torchtitan's default in a pipeline"
 
 
 def test_functions_of_megatron_bridge_are_trainings(tmp_path: Path) -> None:
@@ -434,8 +435,92 @@ def test_a_configuration_of_torchtitan_that_a_run_may_change_takes_no_defaults(
     tmp_path: Path,
 ) -> None:
     text = TITAN.replace("    config.training.seq_len = 4096", "    other(config)")
-    _, larger = read(tmp_path, text)
-    assert flags(larger).keys().isdisjoint({"--micro-batch-size", "--seq-length", "--adam-beta1"})
+    path = tmp_path / "config.py"
+    path.write_text(text)
+    source, (small,) = read_source(path, {})
+    assert small.program.startswith("small ")
+    assert any(note.startswith("larger is left out: line 28: ") for note in source.notes)
+
+
+HOSTILE = """
+def whole() -> Trainer.Config:
+    config = base()
+    config.training.steps = 100
+    config.metrics.log_freq = 5
+    return config
+
+
+def precision() -> Trainer.Config:
+    return Trainer.Config(
+        training=Training.Config(mixed_precision_param=choose(), steps=100),
+        parallelism=Parallelism.Config(data_parallel_shard_degree=2),
+    )
+
+
+def sections() -> Trainer.Config:
+    config = Trainer.Config(
+        training=Training.Config(steps=100),
+        parallelism=Parallelism.Config(data_parallel_shard_degree=2),
+    )
+    config.optimizer = make_optimizer()
+    config.activation_checkpoint = make_mode()
+    config.lr_scheduler.decay_ratio = ratio()
+    return config
+
+
+def batch() -> Trainer.Config:
+    return Trainer.Config(
+        training=Training.Config(local_batch_size=4, steps=find_steps()),
+        lr_scheduler=Scheduler.Config(decay_ratio=0.5),
+        parallelism=Parallelism.Config(
+            data_parallel_shard_degree=2, data_parallel_replicate_degree=copies()
+        ),
+        checkpoint=Checkpoint.Config(enable=True, interval=every()),
+    )
+"""
+"""Functions of which some values are not in the file."""
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown", "known"),
+    [
+        (
+            "whole",
+            "--optimizer --bf16 --use-distributed-optimizer --recompute-activations --lr "
+            "--clip-grad --lr-decay-style --micro-batch-size --global-batch-size --adam-beta1 "
+            "--seq-length",
+            "--train-iters --log-interval",
+        ),
+        ("precision", "--bf16", "--optimizer --lr --train-iters --recompute-activations"),
+        (
+            "sections",
+            "--optimizer --lr --adam-eps --weight-decay --recompute-activations --lr-decay-style",
+            "--bf16 --train-iters --lr-warmup-iters --use-distributed-optimizer",
+        ),
+        (
+            "batch",
+            "--train-iters --lr-wsd-decay-iters --global-batch-size --save-interval",
+            "--micro-batch-size --lr-wsd-decay-style --save --load --optimizer",
+        ),
+    ],
+)
+def test_a_default_of_torchtitan_that_other_code_may_change_is_no_flag(
+    tmp_path: Path, name: str, unknown: str, known: str
+) -> None:
+    (launch,) = (own for own in read(tmp_path, HOSTILE) if own.program.startswith(f"{name} "))
+    assert flags(launch).keys().isdisjoint(unknown.split())
+    assert flags(launch).keys() >= {*known.split()}
+    told = [note for note in launch.notes if note.startswith("left out, because a run")]
+    assert len(told) == 1
+    assert {*told[0].partition(": ")[2].split(", ")} >= {*unknown.split()}
+    assert not any("x replicas" in note for note in launch.notes)
+    assert any(note.endswith("computed, and not read") for note in launch.notes)
+
+
+def test_ranks_are_not_told_where_a_degree_is_not_known(tmp_path: Path) -> None:
+    launches = {own.program.split()[0]: own for own in read(tmp_path, HOSTILE)}
+    assert launches["precision"].ranks.per_machine == 2
+    assert launches["batch"].ranks.per_machine is None
 
 
 NAMES = st.sampled_from("abc")
