@@ -151,6 +151,7 @@ def _learning_rate(keys: Keys, found: Translation) -> set[str]:
 def _decay(keys: Keys, found: Translation) -> None:
     shape, share = "lr_scheduler.decay_type", "lr_scheduler.decay_ratio"
     kind, ratio = str(keys.get(shape)), keys.get(share)
+    steps = keys.number(_STEPS, 10_000)
     known = keys.are_known(shape, share)
     if ratio is None:
         found.add("--lr-decay-style", "cosine" if kind == "cosine" else "linear", known=known)
@@ -160,7 +161,7 @@ def _decay(keys: Keys, found: Translation) -> None:
     found.add("--lr-decay-style", "WSD")
     style = "minus_sqrt" if kind == "sqrt" else kind
     found.add("--lr-wsd-decay-style", style, known=keys.are_known(shape))
-    iterations = max(1, round(float(ratio) * keys.number(_STEPS, 10_000)))
+    iterations = max(1, round(float(ratio) * steps))
     found.add("--lr-wsd-decay-iters", iterations, known=keys.are_known(_STEPS))
 
 
