@@ -24,20 +24,20 @@ from typing import NamedTuple, NoReturn
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.commands.launch_scripts.as_json import as_json
-    from megatron.commands.launch_scripts.faults import MOST_LAUNCHES
-    from megatron.commands.launch_scripts.judge import Job, Judgement, judgement_of, with_numbers
-    from megatron.commands.launch_scripts.launches import Launch
-    from megatron.commands.launch_scripts.line import script_text
-    from megatron.commands.launch_scripts.page import Source, page_of
-    from megatron.commands.launch_scripts.predict import Gain, gain_of
-    from megatron.commands.launch_scripts.read import read_source
     from megatron.commands.whole_process import reader_may_stop_early
     from megatron.flags.command import read
     from megatron.flags.declare import flag, positional
     from megatron.flags.groups import Flags
     from megatron.flags.ranges import COUNT, RANKS
     from megatron.flags.readable import as_error
+    from megatron.foreign.as_json import as_json
+    from megatron.foreign.faults import MOST_LAUNCHES
+    from megatron.foreign.judge import Job, Judgement, judgement_of, with_numbers
+    from megatron.foreign.launches import Launch
+    from megatron.foreign.line import script_text
+    from megatron.foreign.page import Source, page_of
+    from megatron.foreign.predict import Gain, gain_of
+    from megatron.foreign.read import read_source
     from megatron.native.files import write_text
     from megatron.planning.asked.model import model_of
     from megatron.simulator.costs.gpus import GPUS, gpu

@@ -17,8 +17,13 @@ from megatron.planning.estimate import (
     steady_interval,
 )
 from megatron.planning.forecast_run import RunForecast, forecast_run
+<<<<<<< HEAD
 from megatron.planning.known import Known
 from megatron.planning.memory_limit import beyond_limit, lowered, memory_limit_of
+=======
+from megatron.planning.limit_of_rank import memory_limit_of
+from megatron.planning.memory_limit import beyond_limit, lowered
+>>>>>>> wt-f
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states
 from megatron.run.run_config import RunConfig
@@ -93,7 +98,7 @@ class Candidate:
     def run_plan(self) -> RunPlan:
         """The plan with its layers and costs.
 
-        If ranks hold more than the run's limit in percent, the plan is searched once more with
+        If ranks hold more than the run's limit by memory, the plan is searched once more with
         fewer microbatches in flight on these ranks, until none does or none can hold less.
         """
         request: Request | None = self.request
@@ -190,11 +195,11 @@ class Candidate:
 
     @cached_property
     def beyond_limit(self) -> str | None:
-        """The reason why the plan exceeds the run's limit in percent; ``None``: it does not."""
+        """The reason why the plan exceeds the run's limit by memory; ``None``: it does not."""
         return beyond_limit(self.config, self.run_plan)
 
     def check_memory_limit(self) -> None:
-        """Refuse a plan that exceeds the run's limit in percent of the memory.
+        """Refuse a plan that exceeds the run's limit by memory.
 
         Raises:
             ValueError: names the flag, the bytes and the way out.
@@ -204,7 +209,7 @@ class Candidate:
 
     @property
     def is_within_limit(self) -> bool:
-        """Whether ``in_flight`` is within the limit, or the bytes within the limit in percent."""
+        """Whether ``in_flight`` is within the limit, or the bytes within the limit by memory."""
         return self.in_flight <= self.limit and self.beyond_limit is None
 
     @property

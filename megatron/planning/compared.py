@@ -5,9 +5,14 @@ from dataclasses import dataclass, replace
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.forecast_run import RunForecast
+<<<<<<< HEAD
 from megatron.planning.known import NEAR, best_known
 from megatron.run.schedule import PERCENT_FLAG
 from megatron.schedules.search.fastest import look_closer
+=======
+from megatron.planning.race import NEAR, best_planned
+from megatron.run.schedule import limiting_flag
+>>>>>>> wt-f
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
@@ -146,8 +151,7 @@ def _table(rows: Sequence[Candidate]) -> Iterator[str]:
 
 def _faults(row: Candidate, forecast: RunForecast) -> Iterator[str]:
     if not row.is_within_limit:
-        by_memory = row.config.parallel.planning.memory_percent is not None
-        yield f"  exceeds {PERCENT_FLAG if by_memory else '--zero-bubble-max-pending-backward'}"
+        yield f"  exceeds {limiting_flag(row.config.parallel.planning)}"
     if not forecast.fits:
         yield "  does not fit"
     if row.watch.was_cut:

@@ -46,7 +46,7 @@ def dry_run(
         seconds: of work to compare schedules, if ``watch`` has no limit.
 
     Raises:
-        ValueError: no plan can be made, the plan exceeds the limit in percent of the memory, or the
+        ValueError: no plan can be made, the plan exceeds the limit by memory, or the
             run is in fp32, for which no costs are counted.
     """
     if config.train.dtype == torch.float32:

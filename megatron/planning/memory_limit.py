@@ -1,4 +1,4 @@
-"""A limit of memory in percent: how many microbatches each rank may have in flight within it.
+"""A limit by memory: how many microbatches each rank may have in flight within it.
 
 The bytes of a rank are counted, as in a dry run, for plans that run all forwards first. Their last
 forward leaves a rank with as many microbatches in flight as the plan has. So two such plans tell
@@ -7,21 +7,16 @@ searched plan may hold somewhat more for the vocabulary, whose passes wait for i
 bytes of the plan itself are compared with the limit in the end (``Candidate.run_plan``).
 """
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, floor, inf
-from typing import Final, NamedTuple
-
-import torch
+from math import floor, inf
+from typing import Final
 
 from megatron.planning.count.run import count_ranks
-from megatron.planning.host_room import machine_memory
+from megatron.planning.limit_of_rank import Use, memory_limit_of
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.planning.run_memory import run_memory
 from megatron.run.run_config import RunConfig
-from megatron.run.schedule import PERCENT_FLAG
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.counted import counted
 from megatron.schedules.forwards_first import forwards_first
@@ -29,115 +24,24 @@ from megatron.schedules.from_block import promised
 from megatron.schedules.make_plan import as_compared, one_microbatch_of
 from megatron.schedules.plan import plan_of_one
 from megatron.schedules.request import Request
-from megatron.simulator.costs.gpus import USABLE
-from megatron.simulator.costs.rank_memory import RankMemory, peaks
+from megatron.simulator.costs.rank_memory import peaks
 from megatron.simulator.units import MEMORY
 
 _NEARLY: Final = 1e-9
 """A number of chunks that is so little below a whole one is that whole one."""
 
 
-class Use(NamedTuple):
-    """The bytes of a rank under a plan.
-
-    Attributes:
-        rank: its number in the pipeline.
-        peak: the most bytes that it holds.
-        room: the most bytes that it may hold.
-        usable: the most bytes that it could hold, without the limit.
-    """
-
-    rank: int
-    peak: float
-    room: float
-    usable: float
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether the rank holds too much."""
-        return self.peak > self.room
-
-
-@dataclass(frozen=True)
-class MemoryLimit:
-    """The memory that the tensors of every rank may take.
-
-    Attributes:
-        percent: the asked share of ``memory``, in percent.
-        memory: bytes of the rank's GPU, or of the part of the host's memory that a rank on CPUs
-            has.
-        usable: bytes of ``memory`` that tensors and NCCL can use.
-        named: whose memory it is, in words.
-        with_host: whether the bytes of the rank's host are in the same memory.
-    """
-
-    percent: float
-    memory: float
-    usable: float
-    named: str
-    with_host: bool = False
-
-    @property
-    def bytes(self) -> float:
-        """The asked share of ``memory``, in bytes."""
-        return self.percent / 100 * self.memory
-
-    def use(self, rank: int, peak: float, own: RankMemory) -> Use:
-        """Return the bytes of a rank whose tensors hold ``peak`` bytes at most."""
-        usable = self.usable - own.outside
-        return Use(rank, peak + own.on_host * self.with_host, min(self.bytes, usable), usable)
-
-    def way_out(self, use: Use) -> str:
-        """Return the advice for a rank that holds too much."""
-        if use.peak > use.usable:
-            most = MEMORY.write(use.usable)
-            return f"tensors can use {most}, so no limit would help; --dry-run says what fits"
-        return f"give {ceil(100 * use.peak / self.memory - _NEARLY)} percent or more"
-
-    def in_words(self) -> str:
-        """Return the limit in words: flag, bytes, and the memory of which they are a part."""
-        most = ""
-        if self.bytes > self.usable:
-            most = f", of which tensors can use {MEMORY.write(self.usable)}"
-        return (
-            f"{PERCENT_FLAG} {self.percent:g}: the limit of a rank is {MEMORY.write(self.bytes)} "
-            f"of the {MEMORY.write(self.memory)} of {self.named}{most}"
-        )
-
-
-def memory_limit_of(config: RunConfig) -> MemoryLimit | None:
-    """Return the limit of a run in percent; ``None``: it has none.
-
-    A known GPU has the memory of its data sheet, so a dry run and a run have the same limit. Of
-    other GPUs the driver tells the memory. Ranks on CPUs have equal parts of the machine's memory.
-    """
-    parallel = config.parallel
-    percent = parallel.planning.memory_percent
-    if percent is None:
-        return None
-    if parallel.gpu is not None:
-        gpu = parallel.gpu
-        return MemoryLimit(percent, gpu.memory, gpu.usable, gpu.name)
-    if parallel.devices.device == "cuda":
-        own = torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK") or 0))
-        return MemoryLimit(percent, own.total_memory, USABLE * own.total_memory, own.name)
-    ranks = parallel.cluster.ranks_per_node or parallel.grid.world_size
-    memory = machine_memory() / ranks
-    named = f"a rank's part of a machine with {counted(ranks, 'rank')}"
-    return MemoryLimit(percent, memory, memory, named, with_host=True)
-
-
 def uses(config: RunConfig, run_plan: RunPlan) -> list[Use]:
-    """Return the bytes of every rank under a plan, by the limit of a run in percent."""
+    """Return the bytes of every rank under a plan, by the run's limit by memory."""
     return _uses(config, run_plan, _buckets(config, run_plan))
 
 
 def limited(config: RunConfig, request: Request, layers: tuple[int, ...]) -> Request:
-    """Return a request with the limits of its ranks, if the run has a limit in percent.
+    """Return a request with the limits of its ranks, if the run has a limit by memory.
 
     A schedule with a promise keeps to it where some rank has no room for more.
     """
-    if config.parallel.planning.memory_percent is None or request.file is not None:
+    if not config.parallel.planning.is_limited_by_memory or request.file is not None:
         return request
     found = request.within(rank_limits(config, request, layers))
     return _as_asked(config, found)
@@ -171,7 +75,7 @@ def lowered(config: RunConfig, request: Request, run_plan: RunPlan) -> Request |
 
     ``None``: no rank holds too much, or lower limits are not to be had.
     """
-    if config.parallel.planning.memory_percent is None or not request.limits:
+    if not config.parallel.planning.is_limited_by_memory or not request.limits:
         return None
     over = {use.rank: use for use in uses(config, run_plan) if use.is_beyond}
     if not over:
@@ -185,7 +89,7 @@ def lowered(config: RunConfig, request: Request, run_plan: RunPlan) -> Request |
 
 
 def beyond_limit(config: RunConfig, run_plan: RunPlan) -> str | None:
-    """Return the reason why a plan exceeds the limit in percent; ``None``: it does not."""
+    """Return the reason why a plan exceeds the limit by memory; ``None``: it does not."""
     limit = memory_limit_of(config)
     if limit is None:
         return None
@@ -199,7 +103,7 @@ def beyond_limit(config: RunConfig, run_plan: RunPlan) -> str | None:
 
 
 def limit_in_words(config: RunConfig, run_plan: RunPlan) -> str | None:
-    """Return the limit in percent and the microbatches that it allows; ``None``: no limit."""
+    """Return the limit by memory and the microbatches that it allows; ``None``: no limit."""
     limit = memory_limit_of(config)
     if limit is None:
         return None

@@ -55,6 +55,6 @@ class RunPlan:
             ahead_stage=config.ahead_stage(len(plan.stages)),
             offloaded=min(config.parallel.offload.chunks, plan.chunks),
         )
-        by_memory = config.parallel.planning.memory_percent is not None
+        by_memory = config.parallel.planning.is_limited_by_memory
         limits = request.limits if by_memory else ()
         return cls(plan, layers, request.costs, request.schedule, config.taken, limits)

@@ -74,11 +74,11 @@ def smallest(compared: Sequence[Candidate]) -> Candidate:
 
 
 def _beyond_memory(compared: Sequence[Candidate]) -> str | None:
-    """Return the reason why all plans exceed the limit in percent, if the run has one.
+    """Return the reason why all plans exceed the limit by memory, if the run has one.
 
     The plan that holds the least tells it.
     """
-    if compared[0].config.parallel.planning.memory_percent is None:
+    if not compared[0].config.parallel.planning.is_limited_by_memory:
         return None
     planned = [each for each in compared if each.is_planned] or compared
     return min(planned, key=lambda candidate: candidate.peak).beyond_limit

@@ -55,11 +55,11 @@ def make_run_plan(
             file of ``--measured-costs``.
         watch: ends the search when its time is up, and shows how far it is.
         seconds: of work to compare schedules on a GPU, if ``watch`` has no limit.
-        checks: whether to refuse a plan that exceeds the limit in percent of the memory.
+        checks: whether to refuse a plan that exceeds the limit by memory.
 
     Raises:
         ValueError: the layers cannot be spread over the stages, the schedule cannot be made, or
-            no schedule fits into the memory limit, or the plan exceeds the limit in percent.
+            no schedule fits into the memory limit, or the plan exceeds the limit by memory.
     """
     found = all_compared(config, costs, watch, seconds)
     first = found.choose(seconds) if compares(config) else found.candidates[0]
@@ -80,12 +80,12 @@ def only_rank_0_plans(config: RunConfig) -> bool:
 
     With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
     their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
-    A percentage of a memory that no data sheet tells may be another one on every machine. Which
+    A limit by memory that no data sheet tells may be another one on every machine. Which
     ranks know their GPU must not matter here: some ranks would wait for a plan that nobody sends.
     """
     limited = config.parallel.planning.search_seconds is not None
     long = compares(config) and _gpu(config, None) is not None
-    return limited or long or config.parallel.planning.memory_percent is not None
+    return limited or long or config.parallel.planning.is_limited_by_memory
 
 
 def asked(
@@ -189,7 +189,7 @@ def candidates(
 
 def _compared_schedules(config: RunConfig) -> tuple[str, ...]:
     planning = config.parallel.planning
-    return compared_schedules(inf if planning.memory_percent else planning.memory_limit)
+    return compared_schedules(inf if planning.is_limited_by_memory else planning.memory_limit)
 
 
 def _gpu(config: RunConfig, costs: Costs | None) -> Gpu | None:

@@ -155,8 +155,7 @@ def _limit(planning: PlanSettings, microbatches: int) -> float | None:
     How many microbatches memory has room for is counted when the layers are known
     (``memory_limit.limited``).
     """
-    by_memory = planning.memory_percent is not None
-    return float(microbatches) if by_memory else planning.memory_limit
+    return float(microbatches) if planning.is_limited_by_memory else planning.memory_limit
 
 
 def _measured(config: RunConfig, request: Request, one: Plan) -> StageCosts | None:

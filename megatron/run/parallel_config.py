@@ -23,6 +23,7 @@ from megatron.run.cluster import (
     ranks_of_machine,
 )
 from megatron.run.expert_ranks import expert_ranks
+from megatron.run.own_memory import OwnMemory
 from megatron.run.pairs import pairs_of
 from megatron.run.replicas import replicas_of
 from megatron.run.schedule import (
@@ -70,6 +71,8 @@ class ParallelConfig:
         slices: how microbatches are cut.
         nccl_blocks: thread blocks that NCCL may use.
         cluster: machines and links. Without ``ranks_per_node`` one machine has all ranks.
+        memory: the smallest memory of all ranks, once they have met, in a run with a limit by
+            memory. ``None``: the run is planned for the memory of this rank.
         gpu: kind of every rank's GPU. ``None``: the kind is not known. Plans are then made by
             FLOPs, and communication takes no time in them.
         offload: activations that wait on the host.
@@ -92,6 +95,7 @@ class ParallelConfig:
     pairs: PairSettings = field(default_factory=PairSettings)
     nccl_blocks: BlockSettings = field(default_factory=BlockSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    memory: OwnMemory | None = None
     gpu: Gpu | None = None
     offload: OffloadSettings = field(default_factory=OffloadSettings)
 
@@ -194,9 +198,10 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
 def _planning(flags: Flags) -> PlanSettings:
     """Return how a plan is found, without a limit by memory that no plan depends on."""
     own = flags[PlanSettings]
-    percent = own.memory_percent if uses_limit(flags) else None
+    acts = uses_limit(flags)
     return replace(
         own,
         zero_bubble_max_pending_backward=own.memory_limit,
-        zero_bubble_adaptive_memory_limit_percentile=percent,
+        zero_bubble_adaptive_memory_limit_percentile=own.memory_percent if acts else None,
+        zero_bubble_memory_limit_gib=own.memory_gib if acts else None,
     )

@@ -18,7 +18,9 @@ from megatron.run.schedule import (
     AUTO_FLAG,
     CHUNKS,
     FILE_SCHEDULES,
+    GIB_FLAG,
     LAYOUT,
+    PENDING_FLAG,
     PERCENT_FLAG,
     Ask,
     chunks_of,
@@ -148,8 +150,20 @@ def _limit_of_schedule(flags: Flags) -> Iterator[str]:
     if TRAITS[schedule].needs_memory_limit and not planning.is_limited:
         yield (
             f"--pipeline-schedule {schedule} fills the memory it is given: add "
-            f"--zero-bubble-max-pending-backward MICROBATCHES, or {PERCENT_FLAG} PERCENT"
+            f"{PENDING_FLAG} MICROBATCHES, {PERCENT_FLAG} PERCENT, or {GIB_FLAG} GIB"
         )
+
+
+@refuses
+def _two_limits(flags: Flags) -> Iterator[str]:
+    """Refuse a limit in GiB beside one in microbatches; the fork notes one in percent there."""
+    planning = flags[PlanSettings]
+    if planning.memory_limit is not None:
+        for given in given_flags(planning, "zero_bubble_memory_limit_gib"):
+            yield (
+                f"{given} does not go with {PENDING_FLAG} {planning.memory_limit:g}: give one of "
+                f"them, or {PENDING_FLAG} auto"
+            )
 
 
 @notes
@@ -160,12 +174,13 @@ def _idle_limit_by_memory(flags: Flags) -> Iterator[str]:
     if planning.memory_limit is not None:
         for given in percent:
             yield (
-                f"{given} changes nothing: --zero-bubble-max-pending-backward "
-                f"{planning.memory_limit:g} gives the limit in microbatches"
+                f"{given} changes nothing: {PENDING_FLAG} {planning.memory_limit:g} gives the "
+                "limit in microbatches"
             )
-    elif planning.memory_percent is not None and not uses_limit(flags):
+    elif planning.is_limited_by_memory and not uses_limit(flags):
         pending = given_flags(planning, "zero_bubble_max_pending_backward")
-        for given in (*pending, *percent):
+        gib = given_flags(planning, "zero_bubble_memory_limit_gib")
+        for given in (*pending, *percent, *gib):
             yield (
                 f"{given} changes nothing: {schedule_of(flags)} holds as much as its order of "
                 "passes needs; zb-auto, zb-v, auto and others fill memory"

@@ -27,6 +27,7 @@ from megatron.run.log import LogSettings
 from megatron.run.model import model_of
 from megatron.run.offload_states import host_states
 from megatron.run.optimizer_kind import optimizer_config
+from megatron.run.own_memory import OwnMemory
 from megatron.run.parallel_config import ParallelConfig, parallel_config
 from megatron.run.parallelism import (
     number_of_replicas,
@@ -85,6 +86,20 @@ class RunConfig:
             self,
             parallel=replace(self.parallel, gpu=gpu),
             alternatives=tuple(own.on(gpu) for own in self.alternatives),
+        )
+
+    def for_memory(self, memory: OwnMemory) -> "RunConfig":
+        """Return the run, with all its alternatives, planned for ranks with this memory.
+
+        A known GPU may be one of those that are sold with several sizes of memory.
+        """
+        gpu = self.parallel.gpu
+        if gpu is not None and memory.bytes < gpu.memory:
+            gpu = replace(gpu, memory=memory.bytes)
+        return replace(
+            self,
+            parallel=replace(self.parallel, memory=memory, gpu=gpu),
+            alternatives=tuple(own.for_memory(memory) for own in self.alternatives),
         )
 
     def ahead_stage(self, stages: int) -> int | None:

@@ -49,6 +49,12 @@ ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_
 PERCENT_FLAG: Final = "--zero-bubble-adaptive-memory-limit-percentile"
 """The flag that limits the microbatches in flight by a share of the memory."""
 
+GIB_FLAG: Final = "--zero-bubble-memory-limit-gib"
+"""The flag that limits the microbatches in flight by bytes."""
+
+PENDING_FLAG: Final = "--zero-bubble-max-pending-backward"
+"""The flag that limits the microbatches in flight by their number."""
+
 AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
 COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
 """The treatments that ``AUTO_FLAG`` compares. It leaves out naive.
@@ -165,6 +171,13 @@ def uses_limit(flags: Flags) -> bool:
     fills = name in SCHEDULES and SCHEDULES[name].fills
     traits = TRAITS[name]
     return fills or traits.needs_memory_limit or traits.compares or pairs.joins
+
+
+def limiting_flag(planning: PlanSettings) -> str:
+    """Return the flag that limits the microbatches in flight."""
+    if planning.memory_gib is not None:
+        return GIB_FLAG
+    return PENDING_FLAG if planning.memory_percent is None else PERCENT_FLAG
 
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:

@@ -58,9 +58,9 @@ class ScheduleSettings:
         instead="for any other, save its plan with tools/simulate.py --save-plan FILE and train it "
         "with --schedule-file FILE", unset=DEFAULT_SCHEDULE)
     enable_zero_bubble: bool = flag(False,
-        "With a limit (--zero-bubble-max-pending-backward or "
-        "--zero-bubble-adaptive-memory-limit-percentile): schedule zb-auto. Without: zb-1p, which "
-        "holds as many microbatches as 1f1b.")
+        "With a limit (--zero-bubble-max-pending-backward, "
+        "--zero-bubble-adaptive-memory-limit-percentile or --zero-bubble-memory-limit-gib): "
+        "schedule zb-auto. Without: zb-1p, which holds as many microbatches as 1f1b.")
     zero_bubble_v_schedule: bool = flag(False,
         "Schedule zb-v, or the one that --zero-bubble-v-schedule-mem-setup names; with or without "
         "--enable-zero-bubble.")
@@ -114,15 +114,20 @@ class PlanSettings:
         "v-half and v-min may use them to idle less, and --overlap-moe-expert-parallel-comm to "
         "hide more. auto takes a schedule within this limit. A schedule that needs more is "
         "refused. auto as the value: as many as memory has room for, on each rank "
-        "(--zero-bubble-adaptive-memory-limit-percentile).",
-        unset="no limit, or as the percentage says", reads=_limit_or_auto,
+        "(--zero-bubble-adaptive-memory-limit-percentile or --zero-bubble-memory-limit-gib).",
+        unset="no limit, or as the limit by memory says", reads=_limit_or_auto,
         metavar="MICROBATCHES|auto")
     zero_bubble_adaptive_memory_limit_percentile: float | None = flag(None,
         "Percent of a GPU's memory that the tensors of a rank may take, as the limit of zb-auto "
         "and of all else that --zero-bubble-max-pending-backward limits. Each rank may have as "
         "many microbatches in flight as its counted bytes have room for. On CPUs: of the rank's "
         "equal part of the machine's memory.", Range(1, 100), metavar="PERCENT",
-        unset=f"no limit; {USUAL_PERCENT:g} with --zero-bubble-max-pending-backward auto")
+        unset=f"no limit; {USUAL_PERCENT:g} with --zero-bubble-max-pending-backward auto",
+        excludes="--zero-bubble-memory-limit-gib")
+    zero_bubble_memory_limit_gib: float | None = flag(None,
+        "The same limit in GiB: the most that the tensors of a rank may take, with parameters, "
+        "gradients and optimizer state.", Range(0.001, 1e6), metavar="GIB",
+        unset="no limit, or as the percentage says")
     microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
         "Microbatches that go through a model chunk before any of them enters the next: at least "
         "as many as there are pipeline ranks. With more, messages from the last rank to the first "
@@ -158,18 +163,28 @@ class PlanSettings:
     def memory_percent(self) -> float | None:
         """Percent of the memory that a rank's tensors may take; ``None``: no such limit.
 
-        A number of microbatches goes before a percentage.
+        A number of microbatches goes before a percentage, and so does a limit in GiB.
         """
-        if self.memory_limit is not None:
+        if self.memory_limit is not None or self.memory_gib is not None:
             return None
         usual = None if self.zero_bubble_max_pending_backward is None else USUAL_PERCENT
         given = self.zero_bubble_adaptive_memory_limit_percentile
         return usual if given is None else given
 
     @property
+    def memory_gib(self) -> float | None:
+        """GiB that a rank's tensors may take; ``None``: no such limit."""
+        return self.zero_bubble_memory_limit_gib
+
+    @property
+    def is_limited_by_memory(self) -> bool:
+        """Whether the bytes of a rank have a limit, as a share of its memory or in GiB."""
+        return self.memory_percent is not None or self.memory_gib is not None
+
+    @property
     def is_limited(self) -> bool:
         """Whether the microbatches in flight have a limit, as a number or by memory."""
-        return self.memory_limit is not None or self.memory_percent is not None
+        return self.memory_limit is not None or self.is_limited_by_memory
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,17 @@
 So most mistakes are found before any rank waits for another.
 """
 
+import json
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
+import torch.distributed as dist
 
 from megatron.data.index_builder import load_index_builder
 from megatron.parallel.grid import Grid
-from megatron.planning.memory_limit import beyond_limit
+from megatron.planning.limit_of_rank import memory_of, smallest_memory
 from megatron.planning.must_fit import check_host, check_memory
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.prepared_advice import prepared_advice
@@ -21,6 +23,7 @@ from megatron.planning.run_plan import (
     only_rank_0_plans,
 )
 from megatron.planning.settled import settled
+from megatron.run.own_memory import OwnMemory
 from megatron.run.run_config import RunConfig
 from megatron.runtime.communicator import links_of
 from megatron.runtime.embedding_copies import ranks_with_copies
@@ -139,13 +142,52 @@ def agreed(prepared: Prepared, rendezvous: Rendezvous, local_rank: int) -> Prepa
 
     Raises:
         UserError: the ranks would run different things, or the plan that they take keeps more on
-            this rank's host than the machine has memory, or exceeds its limit in percent.
+            this rank's host than the machine has memory, or no plan keeps to the limit by memory
+            on the rank with the least memory.
     """
     if only_rank_0_plans(prepared.asked):
+        prepared = _for_all_memories(prepared, rendezvous)
         run_plan = shared_plan(rendezvous, prepared.run_plan)
         prepared = _with_advice(_having_taken(prepared, run_plan, rendezvous), rendezvous.rank)
     check_agreement(rendezvous, {**prepared.digests, **gpu_digests(prepared.config, local_rank)})
     return prepared
+
+
+def _for_all_memories(prepared: Prepared, rendezvous: Rendezvous) -> Prepared:
+    """Return what a rank has prepared, planned for the smallest memory of all ranks.
+
+    Before the ranks meet, rank 0 has planned for its own memory. If another rank has less, rank 0
+    plans again. Without a limit by memory the ranks tell each other nothing.
+
+    Raises:
+        UserError: on rank 0: no plan keeps to the limit on the rank with the least memory.
+    """
+    if not prepared.asked.parallel.planning.is_limited_by_memory:
+        return prepared
+    smallest = shared_memory(rendezvous, prepared.asked)
+    asked = prepared.asked.for_memory(smallest)
+    prepared = replace(prepared, asked=asked)
+    if rendezvous.rank != 0 or smallest == memory_of(prepared.config):
+        return prepared
+    try:
+        return replace(prepared, run_plan=_planned(asked, rank=0))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def shared_memory(rendezvous: Rendezvous, config: RunConfig) -> OwnMemory:
+    """Return the smallest memory of all ranks, on all of them; call it once in a job."""
+    own_keys = replace(rendezvous, store=dist.PrefixStore("memory", rendezvous.store))
+    gathered = own_keys.gather(json.dumps(asdict(memory_of(config))))
+    found = None
+    if gathered is not None:
+        all_memories = [OwnMemory(**json.loads(own)) for own in gathered]
+        smallest = smallest_memory(config, all_memories)
+        rank = all_memories.index(smallest)
+        if smallest != all_memories[0]:
+            smallest = replace(smallest, named=f"{smallest.named} of rank {rank}, the smallest")
+        found = json.dumps(asdict(smallest))
+    return OwnMemory(**json.loads(own_keys.broadcast(found)))
 
 
 def _having_taken(prepared: Prepared, run_plan: RunPlan, rendezvous: Rendezvous) -> Prepared:
@@ -159,9 +201,6 @@ def _having_taken(prepared: Prepared, run_plan: RunPlan, rendezvous: Rendezvous)
         check_host(config, run_plan, prepared.grid.axis("pipeline", rendezvous.rank).rank)
     except ValueError as error:
         raise UserError(str(error)) from error
-    # Rank 0 made the plan for the memory that it found; this rank's machine may have less.
-    if (reason := beyond_limit(config, run_plan)) is not None:
-        raise UserError(reason)
     if slices_of(config) != slices_of(prepared.config):
         data = _opened(config, prepared.grid, rendezvous.rank)
         digests = {**digests, **data_digests(config.train, data)}

@@ -1,4 +1,4 @@
-"""A limit in percent of the memory: what microbatches in flight it leaves every rank."""
+"""A limit by memory, in percent or GiB: what microbatches in flight it leaves every rank."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from planning.test_run_plan import config
 
 from megatron.parallel.settings import ReplicaSettings
-from megatron.planning import memory_limit
+from megatron.planning import limit_of_rank
 from megatron.planning.candidate import Candidate
 from megatron.planning.count.run import count_ranks
 from megatron.planning.dry_run import dry_run
-from megatron.planning.memory_limit import MemoryLimit, memory_limit_of
+from megatron.planning.limit_of_rank import MemoryLimit, memory_limit_of
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import held_by_ranks
 from megatron.planning.run_plan import candidates, make_run_plan, only_rank_0_plans
 from megatron.planning.run_request import prepared
 from megatron.planning.settled import settled
+from megatron.run.own_memory import OwnMemory
 from megatron.run.run_config import RunConfig
 from megatron.schedules.held import in_flight
 from megatron.schedules.plan import Plan, plan_of_one
@@ -30,6 +31,7 @@ from megatron.simulator.costs.gpus import GIB, gpu
 from megatron.simulator.costs.rank_memory import RankMemory
 
 FLAG = "--zero-bubble-adaptive-memory-limit-percentile"
+GIB_FLAG = "--zero-bubble-memory-limit-gib"
 A100 = gpu("A100")
 SMALL = 2.0 * GIB
 """Memory of a made-up GPU on which the small model of these tests takes some percent."""
@@ -54,6 +56,17 @@ def limited(
     )
     run = replace(run, train=replace(run.train, precision=precision(torch.bfloat16)))
     return run.on(replace(A100, memory=memory))
+
+
+def limited_in_gib(gib: float, *run: Any, **options: Any) -> RunConfig:
+    """The same with a limit in GiB."""
+    found = limited(100, *run, **options)
+    planning = replace(
+        found.parallel.planning,
+        zero_bubble_adaptive_memory_limit_percentile=None,
+        zero_bubble_memory_limit_gib=gib,
+    )
+    return replace(found, parallel=replace(found.parallel, planning=planning))
 
 
 def rank_limits(run: RunConfig) -> tuple[float, ...]:
@@ -211,7 +224,7 @@ def test_tensors_never_get_more_than_they_can_use() -> None:
     memory = RankMemory(count, 1.0, outside=1e6)
     assert limit.use(0, 5.0, memory).room == pytest.approx(0.95 * SMALL - 1e6)
     assert "of which tensors can use 1.9 GiB" in limit.in_words()
-    half = MemoryLimit(50, SMALL, 0.95 * SMALL, "GPU")
+    half = MemoryLimit(OwnMemory(SMALL, 0.95 * SMALL, "GPU"), percent=50)
     assert half.use(0, 5.0, memory).room == SMALL / 2
 
 
@@ -231,6 +244,45 @@ def test_a_schedule_keeps_to_its_promise_where_a_rank_has_no_room_for_more() -> 
     assert few.limits == ()
     assert max(in_flight(few.plan)) <= 4
     assert min(many.limits) > 4
+
+
+@pytest.mark.parametrize("treatment", ["none", "vocab-2"])
+def test_gib_are_kept_on_every_rank_and_fewer_change_the_plan(treatment: str) -> None:
+    """From 0.2 GiB, in steps of 0.01 GiB, down to the first limit that no plan can keep."""
+
+    def run(hundredths: int) -> RunConfig:
+        return limited_in_gib(
+            hundredths / 100, "zb-auto", treatment, layers=4, microbatches=6, memory=80 * GIB
+        )
+
+    plans: list[Plan] = []
+    for hundredths in range(20, 0, -1):
+        own = run(hundredths)
+        try:
+            found = make_run_plan(own)
+        except ValueError as refusal:
+            told = str(refusal)
+            break
+        plans.append(found.plan)
+        assert max(held_by_ranks(own, found)[0]) <= hundredths / 100 * GIB
+    assert len(set(plans)) >= 2, "fewer GiB leave another plan"
+    assert told.startswith(f"{GIB_FLAG} {hundredths / 100:g}: the limit of a rank is ")
+    assert told.endswith(f"give {(hundredths + 1) / 100:g} GiB or more")
+
+
+def test_gib_are_the_share_of_the_memory_that_they_are() -> None:
+    assert rank_limits(limited_in_gib(0.31)) == rank_limits(limited(15.5))
+    assert rank_limits(limited_in_gib(0.31)) != rank_limits(limited_in_gib(0.33))
+
+
+def test_gib_beyond_the_memory_leave_no_more_than_tensors_can_use() -> None:
+    limit = memory_limit_of(limited_in_gib(80))
+    assert limit is not None
+    assert limit.room == pytest.approx(0.95 * SMALL)
+    assert limit.in_words() == (
+        f"{GIB_FLAG} 80: the limit of a rank is 80.0 GiB of the 2.0 GiB of A100, of which tensors "
+        "can use 1.9 GiB"
+    )
 
 
 def test_a_dry_run_and_a_run_tell_the_same_limit() -> None:
@@ -255,13 +307,13 @@ def test_replicas_share_the_optimizer_and_leave_room() -> None:
 
 def test_ranks_on_cpus_have_equal_parts_of_the_machine() -> None:
     run = config("zb-auto", "none", 2, zero_bubble_adaptive_memory_limit_percentile=10)
-    with patch.object(memory_limit, "machine_memory", return_value=SMALL):
+    with patch.object(limit_of_rank, "machine_memory", return_value=SMALL):
         limit = memory_limit_of(run)
         assert limit is not None
-        assert (limit.memory, limit.bytes) == (SMALL / 2, 0.1 * SMALL / 2)
+        assert (limit.memory.bytes, limit.bytes) == (SMALL / 2, 0.1 * SMALL / 2)
         cluster = replace(run.parallel.cluster, ranks_per_node=8)
         eight = replace(run, parallel=replace(run.parallel, cluster=cluster))
-        assert (memory_limit_of(eight) or limit).memory == SMALL / 8
+        assert (memory_limit_of(eight) or limit).memory.bytes == SMALL / 8
 
 
 def test_one_rank_plans_under_a_percentage() -> None:
@@ -269,4 +321,5 @@ def test_one_rank_plans_under_a_percentage() -> None:
     on_cpus = config("zb-auto", "none", 2, zero_bubble_adaptive_memory_limit_percentile=10)
     assert only_rank_0_plans(on_cpus)
     assert only_rank_0_plans(limited(10))
+    assert only_rank_0_plans(limited_in_gib(10))
     assert not only_rank_0_plans(config("zb-auto", zero_bubble_max_pending_backward=3.0))

@@ -81,6 +81,7 @@ def test_schedules(run: Callable[..., Any], flags: str, schedule: str, limit: fl
 
 PENDING = "--zero-bubble-max-pending-backward"
 PERCENT = "--zero-bubble-adaptive-memory-limit-percentile"
+IN_GIB = "--zero-bubble-memory-limit-gib"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,27 @@ def test_a_limit_by_memory_acts_or_is_noted(
     assert (planning.memory_limit, planning.memory_percent) == limits
     assert [note.split()[0] for note in found.notes] == noted
     assert all("changes nothing" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule", "gib", "noted"),
+    [
+        (f"--enable-zero-bubble {IN_GIB} 48", "zb-auto", 48, []),
+        (f"--enable-zero-bubble {PENDING} auto {IN_GIB} 0.5", "zb-auto", 0.5, []),
+        (f"--pipeline-schedule zb-v {IN_GIB} 48", "zb-v", 48, []),
+        (f"--pipeline-schedule zb-h1 {IN_GIB} 48", "zb-h1", None, [IN_GIB]),
+        (f"{PENDING} auto {IN_GIB} 48", "1f1b", None, [PENDING, IN_GIB]),
+    ],
+)
+def test_a_limit_in_gib_acts_or_is_noted(
+    run: Callable[..., Any], flags: str, schedule: str, gib: float | None, noted: list[str]
+) -> None:
+    found = run(flags)
+    planning = found.parallel.planning
+    assert found.parallel.pipeline_schedule == schedule
+    assert (planning.memory_limit, planning.memory_percent) == (None, None)
+    assert planning.memory_gib == gib
+    assert [note.split()[0] for note in found.notes] == noted
 
 
 @pytest.mark.parametrize("schedule", sorted({*TRAINABLE_SCHEDULES} - {"zb-auto", "file"}))
@@ -359,6 +381,9 @@ def test_a_dry_run_in_fp32_is_told_with_the_other_mistakes() -> None:
         ("--zero-bubble-adaptive-memory-limit-percentile 101", "-percentile 101.0 most 100"),
         ("--zero-bubble-adaptive-memory-limit-percentile nan", "-percentile nan at least 1"),
         ("--zero-bubble-adaptive-memory-limit-percentile auto", "-percentile auto number"),
+        ("--zero-bubble-memory-limit-gib 0", "-gib 0.0 at least 0.001"),
+        (f"--enable-zero-bubble {IN_GIB} 48 {PERCENT} 60", f"go with {IN_GIB} 48.0"),
+        (f"--enable-zero-bubble {IN_GIB} 48 {PENDING} 4", f"go with {PENDING} 4 auto"),
         (
             "--schedule-file p --pipeline-schedule zb-v",
             "--schedule-file p file --pipeline-schedule zb-v give one",

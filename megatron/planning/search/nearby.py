@@ -27,7 +27,7 @@ from megatron.planning.search.dimensions import (
 from megatron.run.edit import Choice, left_out
 from megatron.run.line import Line
 from megatron.run.run_config import RunConfig
-from megatron.run.schedule import ACCOUNTS, ENDS, PERCENT_FLAG
+from megatron.run.schedule import ACCOUNTS, ENDS, GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
 from megatron.schedules.catalogue import OPTION_FLAGS
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
@@ -41,8 +41,9 @@ _SCHEDULING: Final = (
     *ASKING_FOR_SCHEDULES,
     *_NAMING_SCHEDULES,
     *(option_of(name) for name in (*ENDS, *ACCOUNTS)),
-    "--zero-bubble-max-pending-backward",
+    PENDING_FLAG,
     PERCENT_FLAG,
+    GIB_FLAG,
     *OPTION_FLAGS,
     "--recompute-ahead",
     "--measured-costs",
