@@ -49,7 +49,7 @@ from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.parameters import OptimizedParameter
-from megatron.runtime.pass_graphs import Slot
+from megatron.runtime.pass_slots import Slot, StageInput
 from tools.benchmarking import harness
 from tools.benchmarking.plain_model import Layer
 from tools.pages.tables import row, rule
@@ -121,11 +121,11 @@ class Subject:
     def _replay(self, x_bsh: Tensor, slot: Slot) -> list[float]:
         """Return the times at which replayed passes began and ended."""
         marks = [time.thread_time()]
-        y_bsh = slot.forward(x_bsh.detach())
+        y_bsh = slot.forward(StageInput(x_bsh.detach())).y_buh
         marks.append(time.thread_time())
         gradient = torch.ones_like(y_bsh)
         marks.append(time.thread_time())
-        slot.backward(gradient)
+        slot.backward(gradient, loss_weight=0.0)
         marks.append(time.thread_time())
         if self.splits:
             with torch.no_grad():

@@ -8,6 +8,7 @@ Shapes: ``...`` any leading dimensions, n their product; z slots, e experts; i i
 output features, k one of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +84,11 @@ class GroupedBlockMultiplier(Multiplier[InBlocks]):
         bits_gnk = bits_rk.unflatten(0, (len(worth_gbc), -1))
         turned = EightBits(bits_gnk.mT.contiguous(), worth_gbc.mT.contiguous())
         return InBlocks(bits_gnk.shape[:1], EightBits(bits_gnk, worth_gbc), turned)
+
+    def tensors(self, weight: InBlocks) -> Sequence[Tensor]:
+        """See ``Multiplier``."""
+        rows, columns = weight.straight, weight.turned
+        return rows.bits, rows.worth, columns.bits, columns.worth
 
     def kept(self, role: Role, factor: InBlocks) -> Kept:
         """See ``Multiplier``."""

@@ -25,7 +25,7 @@ experts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, Literal, TypeAlias
 
@@ -75,6 +75,13 @@ class Multiplier(ABC, Generic[Factor]):
             bits_rk: see ``GatheredWeight.give``; kept, and not copied.
             worth_gbc: the same.
         """
+
+    def tensors(self, weight: Factor) -> Sequence[Tensor]:
+        """Return the tensors of a weight in 8 bits, so that a later one can be written to them.
+
+        Only runs with graphs of passes call this, and these are refused for Transformer Engine.
+        """
+        raise AssertionError(f"{type(weight).__name__} is a tensor of another package")
 
     def norm(self, x: Tensor) -> FormsNorm[Factor] | None:
         """See ``Products.of_norm``; by default ``None``."""
@@ -143,6 +150,7 @@ class ByMultiplier(Generic[Factor]):
         self._multiplier, self._keeps_input = multiplier, keeps_input
         self.accumulates = multiplier.accumulates
         self._weight: Factor | None = None
+        self._place: Factor | None = None
         self._gathered: tuple[Tensor, Tensor] | None = None
 
     def give(self, bits_rk: Tensor, worth_gbc: Tensor) -> None:
@@ -152,6 +160,14 @@ class ByMultiplier(Generic[Factor]):
     def begin(self) -> None:
         """Forget the quantised weight, which may have another value now."""
         self._weight = None
+
+    def renew(self, weight: Tensor) -> None:
+        """Quantise the weight now, and from now on always into the same memory.
+
+        Graphs of passes read it there. A weight that was quantised within a graph would be
+        quantised in every replay of this graph, and by no other graph.
+        """
+        self._place = self._own(weight)
 
     def output(self, x: Factor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """See ``Products``."""
@@ -171,10 +187,17 @@ class ByMultiplier(Generic[Factor]):
 
     def _own(self, weight: Tensor) -> Factor:
         """Return the weight in 8 bits; it is quantised once after each call of ``begin``."""
-        if self._weight is None and self._gathered is not None:
-            self._weight = self._multiplier.gathered_weight(*self._gathered)
-        elif self._weight is None:
-            self._weight = self._multiplier.weight(weight.detach())
+        if self._weight is None:
+            multiplier, place = self._multiplier, self._place
+            if self._gathered is not None:
+                self._weight = multiplier.gathered_weight(*self._gathered)
+            else:
+                self._weight = multiplier.weight(weight.detach())
+            if place is not None:
+                new = multiplier.tensors(self._weight)
+                for old, own in zip(multiplier.tensors(place), new, strict=True):
+                    old.copy_(own)
+                self._weight = place
         return self._weight
 
 

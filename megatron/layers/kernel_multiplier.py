@@ -6,7 +6,7 @@ Shapes: ``...`` any leading dimensions, n their product, i input features, o out
 of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +95,10 @@ class KernelMultiplier(Multiplier[Quantised]):
         """See ``Multiplier``."""
         turned_kr = bits_rk.T.contiguous()
         return Quantised(bits_rk.shape[:1], bits_rk, turned_kr, worth_gbc.view(()))
+
+    def tensors(self, weight: Quantised) -> Sequence[Tensor]:
+        """See ``Multiplier``."""
+        return weight.straight.bits, weight.turned.bits, weight.worth
 
     def kept(self, role: Role, factor: Quantised) -> Kept:
         """See ``Multiplier``."""

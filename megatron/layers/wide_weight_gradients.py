@@ -3,6 +3,7 @@
 So the columns of a factor are the tensor itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,10 @@ class WideWeightGradients(Multiplier[Both]):
     def gathered_weight(self, bits_rk: Tensor, worth_gbc: Tensor) -> Both:
         """See ``Multiplier``."""
         return Both(self._narrow.gathered_weight(bits_rk, worth_gbc), None)
+
+    def tensors(self, weight: Both) -> Sequence[Tensor]:
+        """See ``Multiplier``."""
+        return self._narrow.tensors(weight.narrow)
 
     def kept(self, role: Role, factor: Both) -> Kept:
         """See ``Multiplier``."""

@@ -171,6 +171,17 @@ class EightBitLayers:
             )
         return found
 
+    @property
+    def repeats(self) -> bool:
+        """Whether all later passes launch what a pass launches now: scales have their last form."""
+        return self.delayed is None or self.delayed.has_history
+
+    def renew(self, part: nn.Module) -> None:
+        """Quantise the weights in a part of the model, each into its memory (``renew``)."""
+        for layer in part.modules():
+            if isinstance(layer, Linear) and isinstance(layer.products, ByMultiplier):
+                layer.products.renew(layer.weight)
+
     def begin(self, *, training: bool) -> None:
         """Begin an iteration; weights may have changed, and the last iteration may be abandoned."""
         for products in self._products.values():

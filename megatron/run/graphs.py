@@ -12,11 +12,13 @@ from megatron.data.settings import DocumentSettings
 from megatron.flags.declare import flag
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes, notes_in
+from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
+from megatron.layers.experts.settings import BalanceSettings
 from megatron.layers.recompute_settings import RecomputeSettings
 from megatron.layers.settings import AttentionSettings
-from megatron.model.settings import BlockSettings, FurtherTokensSettings
-from megatron.parallel.context_settings import ContextRankSettings
+from megatron.model.settings import BlockSettings
+from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.experts import is_mixture
 from megatron.run.offload import HOST, OFFLOAD
@@ -56,31 +58,64 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     A dimension that ``auto`` leaves open prevents nothing: its choices do, each in its alternative
     of the run.
     """
-    documents = flags[DocumentSettings]
     for option, share in (
         ("--attention-dropout", flags[AttentionSettings].attention_dropout),
         ("--hidden-dropout", flags[BlockSettings].hidden_dropout),
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
-    if flags[ContextRankSettings].size > 1:
-        yield (
-            "--context-parallel-size shares sequences, and attention over shared sequences has "
-            "never been captured"
-        )
-    if documents.reset_position_ids or documents.reset_attention_mask:
-        yield "--reset-position-ids and --reset-attention-mask give every microbatch other bounds"
-    if flags[FurtherTokensSettings].mtp_num_layers:
-        yield "--mtp-num-layers makes another stage read further embeddings"
-    if flags[EightBitSettings].fp8_format is not None:
-        yield "--fp8-format makes the host choose scales in every pass"
+    if flags[DocumentSettings].reset_attention_mask:
+        yield "--reset-attention-mask makes the host give every microbatch other bounds"
+    yield from _obstacles_in_eight_bits(flags)
     if flags[SliceSettings].num_seq_splits > 1:
         yield "--num-seq-splits makes attention of every slice see another number of keys"
     if hides_collectives(flags):
         yield "--tp-comm-overlap lets passes switch within a pair, and a graph runs as a whole"
     if is_mixture(flags):
-        yield "--num-experts makes layers leave losses of their own, which no graph hands over"
+        yield from _obstacles_of_experts(flags)
     yield from _obstacles_in_memory(flags)
+
+
+def _obstacles_of_experts(flags: Flags) -> Iterator[str]:
+    """Yield a line on each flag of a mixture whose passes depend on numbers that the host reads."""
+    ranks, balance = flags[ExpertRankSettings], flags[BalanceSettings]
+    tensor = flags[TensorRankSettings].tensor_model_parallel_size
+    if ranks.expert_model_parallel_size > 1 or ranks.expert_tensor_parallel_size not in (
+        None,
+        tensor,
+    ):
+        yield (
+            "--expert-model-parallel-size and --expert-tensor-parallel-size spread experts over "
+            "ranks, and the host waits for the number of rows that arrive"
+        )
+    package = flags[GroupedProductSettings].moe_grouped_products
+    if package != "local":
+        yield f"--moe-grouped-products {package} takes the experts' numbers of rows from the host"
+    if balance.moe_input_jitter_eps:
+        yield "the host seeds --moe-input-jitter-eps anew in every pass"
+    if balance.moe_router_force_load_balancing:
+        yield "the host seeds --moe-router-force-load-balancing anew in every pass"
+    if "global_aux_loss" in balance.losses:
+        yield (
+            "--moe-router-load-balancing-type global_aux_loss adds up the choices of all earlier "
+            "microbatches, and a graph knows its own"
+        )
+
+
+def _obstacles_in_eight_bits(flags: Flags) -> Iterator[str]:
+    """Yield a line on each flag beside which passes in 8 bits cannot be captured."""
+    own = flags[EightBitSettings]
+    if own.fp8_format is None:
+        return
+    if own.transformer_impl == "transformer_engine":
+        yield "--transformer-impl transformer_engine has weights of 8 bits in memory of its own"
+    if own.fp8_param_gather:
+        yield "--fp8-param-gather brings weights of 8 bits anew while passes run"
+    if is_mixture(flags):
+        yield (
+            "--fp8-format beside --num-experts: no test on CPUs can repeat products of experts in "
+            "8 bits, whose numbers of rows the host reads there"
+        )
 
 
 def _obstacles_in_memory(flags: Flags) -> Iterator[str]:

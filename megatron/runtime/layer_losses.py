@@ -81,16 +81,27 @@ class JoinedLosses:
         Returns:
             The losses as further starting points of the backward, besides the stage's output.
         """
-        # Ranks with parts of the samples have means over their parts, whose mean is the loss.
-        weight = self._batch[i].mean_weight / self._parts
-        if losses or loads:
-            wide, own = self._batch[i].weight_n.dtype, losses if self._tells else ()
-            self._chunks.setdefault(chunk, _ChunkSums()).add(own, loads, weight, wide)
+        self.add(i, chunk, losses, loads)
+        weight = self.weight(i)
         return tuple(
             Source(get_gradient_edge(own.loss), torch.full_like(own.loss, weight))
             for own in losses
             if own.loss.requires_grad
         )
+
+    def weight(self, i: int) -> float:
+        """Return the weight of microbatch ``i``'s losses in the loss of the iteration."""
+        # Ranks with parts of the samples have means over their parts, whose mean is the loss.
+        return self._batch[i].mean_weight / self._parts
+
+    def add(
+        self, i: int, chunk: int, losses: Sequence[LeftLoss], loads: Sequence[LeftLoad]
+    ) -> None:
+        """Add the losses and loads of a chunk's layers in microbatch ``i`` to the sums."""
+        if losses or loads:
+            wide, own = self._batch[i].weight_n.dtype, losses if self._tells else ()
+            sums = self._chunks.setdefault(chunk, _ChunkSums())
+            sums.add(own, loads, self.weight(i), wide)
 
     def sums(self) -> Sums:
         """Return the losses and loads of the iteration."""

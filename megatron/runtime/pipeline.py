@@ -17,9 +17,10 @@ from megatron.runtime.executor import Executor, Gate
 from megatron.runtime.layer_losses import Sums
 from megatron.runtime.observer import Observer
 from megatron.runtime.offload import HostBuffers, HostCopies
-from megatron.runtime.pass_graphs import NewGraph, StageGraphs
+from megatron.runtime.pass_graphs import StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
+from megatron.runtime.replayed import NewGraph
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.replication import Replication
 from megatron.runtime.stage_passes import StagePasses

@@ -41,7 +41,8 @@ from megatron.runtime.entry import Entry
 from megatron.runtime.layer_losses import JoinedLosses, Source, Sums
 from megatron.runtime.not_finite import NonFiniteDetector, Sighting
 from megatron.runtime.offload import TakesActivations
-from megatron.runtime.pass_graphs import Slot, StageGraphs
+from megatron.runtime.pass_graphs import StageGraphs
+from megatron.runtime.pass_slots import Slot, StageInput
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import units_of
@@ -64,8 +65,8 @@ class StagePasses:
             alternate in the global batch, and a microbatch's dropout depends on its place there.
         slices: the slices of every microbatch; empty: microbatches are whole.
         graphs: of F, B and W in training; ``None``: every pass launches its kernels without a
-            graph. With graphs, the layers' only input is the activation: there is no dropout, there
-            are no documents, and layers have no losses.
+            graph. With graphs, the layers' inputs are those of ``StageInput``: there is no dropout,
+            there are no documents and no slices.
         host: takes the activations that wait on the host; ``None``: all stay on the device.
         turns: of the passes of a pair; ``None``: passes run one after the other.
     """
@@ -186,7 +187,7 @@ class StagePasses:
 
     def forward(self, item: Pass) -> None:
         """F: one stage's layers; without vocabulary parallelism also the vocabulary layers."""
-        if self._graphs is not None and self._training:
+        if self._graphs is not None and self._training and self._graphs.are_ready:
             self._forward_by_graph(item, self._graphs)
             return
         i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
@@ -227,9 +228,13 @@ class StagePasses:
         """F as a replayed graph; the graph's slot keeps the tensors that B needs."""
         i, stage = self.plan.unit(item), self.plan.stage_of[self.rank, item.chunk]
         take_deferred = self._take_deferred if self.plan.split_backward else None
-        slot, y_buh = graphs.forward(item.chunk, self._input(i, stage), take_deferred)
+        given = StageInput(
+            self._input(i, stage), self._embeddings_ahead(i, stage), self._batch[i].positions_bs
+        )
+        slot, left = graphs.forward(item.chunk, given, take_deferred)
+        self._layer_losses.add(i, item.chunk, left.losses, left.loads)
         self.store.put("graph", i, slot, item.chunk)
-        self._hand_on(i, stage, y_buh)
+        self._hand_on(i, stage, left.y_buh)
 
     def _input(self, i: int, stage: int) -> Tensor:
         """Return the input of a stage."""
@@ -301,7 +306,10 @@ class StagePasses:
         gradient = self.store.take("output_gradient", i, stage)
         graph = self.store.take("graph", i, item.chunk)
         if isinstance(graph, Slot):
-            self._hand_back(i, stage, graph.backward(gradient))
+            found = graph.backward(gradient, self._layer_losses.weight(i))
+            if found.ahead_bwh is not None:
+                self._hand_back_ahead(i, found.ahead_bwh)
+            self._hand_back(i, stage, found.x_buh)
             if self.plan.split_backward:
                 self._defer(graph.weight_gradients)
             self._leave_weights(item, stage)

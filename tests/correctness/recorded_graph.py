@@ -1,8 +1,9 @@
 """A graph for a CPU: it notes every operation with its tensors, and repeats them on their memory.
 
 As a graph of CUDA it knows no Python: no branch is taken again, no number is asked for again, and
-results come to the memory where they came before. A collective of tensor-parallel ranks is one
-operation. A graph of CUDA may run it beside others; here each waits for the one before.
+results come to the memory where they came before. A collective of ranks that share layers or
+sequences is one operation. A graph of CUDA may run it beside others; here each waits for the one
+before.
 """
 
 import threading
@@ -19,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.parallel import collectives
 from megatron.parallel.lanes import InlineLane, ThreadLane
 from megatron.planning.count.launches import tensors_of
-from megatron.runtime.pass_graphs import NewGraph
+from megatron.runtime.replayed import NewGraph
 
-COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter")
-"""Functions of ``megatron.parallel.collectives`` that tensor-parallel layers call."""
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift")
+"""Functions of ``megatron.parallel.collectives`` that layers call whose ranks share layers or
+sequences."""
 
 
 class _Noting(TorchDispatchMode):

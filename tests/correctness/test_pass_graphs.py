@@ -5,12 +5,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from correctness.eight_bit_runs import LLAMA, config_of
 from correctness.rank_runs import Batches, RankRun, train_on_rank
 from correctness.recorded_graph import RecordedGraph, recorded_graphs
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
 from megatron.run.run_config import RunConfig
 
@@ -36,7 +38,57 @@ SHARED_LAYERS = [
 ]
 """Whose passes have collectives."""
 
+SHARED_SEQUENCES = [
+    (EIGHT_LAYER_LLAMA, Layout(1, "none", context=2)),
+    (EIGHT_LAYER_LLAMA, Layout(1, "vocab-2", context=2, exchange="p2p")),
+    (EIGHT_LAYER_GPT, Layout(1, "none", "zb-h1", context=2, exchange="a2a")),
+    (
+        EIGHT_LAYER_LLAMA,
+        Layout(1, "none", "zb-h1", context=4, exchange="a2a+p2p", neighbours=2),
+    ),
+    (EIGHT_LAYER_LLAMA, Layout(1, "none", tensor=2, sequence=True, context=2, exchange="p2p")),
+]
+"""Whose passes exchange keys or heads, and whose positions are an input."""
+
+MIXTURE = dataclasses.replace(
+    EIGHT_LAYER_LLAMA,
+    num_layers=4,
+    num_experts=4,
+    moe_ffn_hidden_size=16,
+    moe_router_topk=2,
+    moe_aux_loss_coeff=0.01,
+    moe_z_loss_coeff=0.01,
+    moe_shared_expert_intermediate_size=16,
+)
+BIASED = dataclasses.replace(
+    MIXTURE,
+    moe_router_score_function="sigmoid",
+    moe_router_load_balancing_type="seq_aux_loss",
+    moe_router_enable_expert_bias=True,
+    moe_router_bias_update_rate=0.01,
+    moe_expert_capacity_factor=1.0,
+)
+FURTHER = dataclasses.replace(EIGHT_LAYER_LLAMA, num_layers=4, mtp_num_layers=2)
+MORE_INPUTS = [
+    (MIXTURE, Layout(1, "none")),
+    (MIXTURE, Layout(2, "vocab-2", schedule="zb-h1", recomputation=EACH_LAYER)),
+    (MIXTURE, Layout(1, "none", tensor=2, sequence=True)),
+    (BIASED, Layout(2, "vocab-1")),
+    (FURTHER, Layout(1, "none")),
+    (FURTHER, Layout(2, "vocab-2", schedule="zb-h1")),
+]
+"""Whose stages leave losses of layers, or read embeddings of following tokens."""
+
 CASES = [(o, layout) for layout in LAYOUTS for o in (EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA)]
+
+
+NAMES = {
+    EIGHT_LAYER_GPT: "gpt",
+    EIGHT_LAYER_LLAMA: "llama",
+    MIXTURE: "mixture",
+    BIASED: "biased",
+    FURTHER: "further",
+}
 
 
 def replayed(
@@ -52,17 +104,45 @@ def replayed(
     return run, RecordedGraph.replays - before
 
 
+RECIPES = {
+    "tensorwise": EightBitSettings("hybrid", "tensorwise"),
+    "blockwise": EightBitSettings("e4m3", "blockwise"),
+    "delayed": EightBitSettings("hybrid", fp8_amax_history_len=2),
+    "delayed, wide": EightBitSettings("hybrid", wide_weight_gradients=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout"),
+    [
+        ("tensorwise", Layout(2, "vocab-2", schedule="zb-h1")),
+        ("blockwise", Layout(1, "none")),
+        ("delayed", Layout(2, "vocab-1", schedule="zb-v", recomputation=PARTS)),
+        ("delayed, wide", Layout(1, "none", tensor=2, sequence=True)),
+    ],
+    ids=str,
+)
+def test_graphs_in_8_bits_change_no_bit(recipe: str, layout: Layout, ranks: RankPool) -> None:
+    """Weights change between iterations, and the slot that comes first is not always the same."""
+    job = Job(LLAMA, microbatches=5, iterations=4, sequence=16)
+    check(job, config_of(job, layout, RECIPES[recipe]), ranks)
+
+
 @pytest.mark.parametrize(
     ("options", "layout"),
-    CASES + SHARED_LAYERS,
-    ids=lambda value: {EIGHT_LAYER_GPT: "gpt", EIGHT_LAYER_LLAMA: "llama"}.get(value, str(value)),
+    CASES + SHARED_LAYERS + SHARED_SEQUENCES + MORE_INPUTS,
+    ids=lambda value: NAMES.get(value, str(value)),
 )
 def test_graphs_change_no_bit(options: GPTOptions, layout: Layout, ranks: RankPool) -> None:
     """With other data in every microbatch, more of them than slots, and weights that change."""
-    job = Job(options, microbatches=5, iterations=3)
-    config, batches = job.config(layout), job.batches()
-    plain = ranks.run(train_on_rank, layout.world_size, config=config, batches=batches)
-    found = ranks.run(replayed, layout.world_size, config=config, batches=batches)
+    job = Job(options, microbatches=5, iterations=3, sequence=8)
+    check(job, job.config(layout), ranks)
+
+
+def check(job: Job, config: RunConfig, ranks: RankPool) -> None:
+    size, batches = config.parallel.grid.world_size, job.batches()
+    plain = ranks.run(train_on_rank, size, config=config, batches=batches)
+    found = ranks.run(replayed, size, config=config, batches=batches)
     for expected, (run, replays) in zip(plain, found, strict=True):
         assert run.losses == expected.losses
         assert run.gradient_norms == expected.gradient_norms

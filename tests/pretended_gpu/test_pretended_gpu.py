@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.joined_jobs import config_of, counted_turns, file_of, in_pairs
-from correctness.recorded_graph import recorded_graphs
+from correctness.recorded_graph import RecordedGraph, recorded_graphs
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
@@ -81,28 +81,6 @@ def run_observed(config: RunConfig, rank: int) -> Findings:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(2, "vocab-2", "zb-h1"),
-        full(Layout(2, "none", "1f1b")),
-        full(Layout(2, "vocab-1", "zb-v")),
-        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True)),
-        full(Layout(2, "vocab-1", "zb-v", tensor=2)),
-    ],
-    ids=str,
-)
-def test_passes_that_are_captured(layout: Layout, gpus: GpuPool) -> None:
-    """A replay works on the memory of its capture, on the stream of the passes.
-
-    It issues all collectives of a pass at once, in the order of the pass. So do hosts that are
-    ahead of their devices.
-    """
-    options = GPTOptions(num_layers=4)
-    config = Job(options, microbatches=4).config(layout, torch.bfloat16)
-    assert_sound(gpus.map(run_captured, config, ranks=layout.world_size))
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
         Layout(1, "none", "1f1b"),
         Layout(2, "vocab-2", "zb-h1"),
         full(Layout(2, "vocab-1", "interleaved", tensor=2, sequence=True, replicas=2)),
@@ -116,13 +94,8 @@ def test_two_threads_of_a_rank_multiply(layout: Layout, gpus: GpuPool) -> None:
     assert {own.workspaces for own in found} == {WORKSPACES}
 
 
-def run_captured(config: RunConfig, rank: int) -> Findings:
-    config = replace(config, train=replace(config.train, captures_passes=True))
-    with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
-        return run_rank(config, rank)
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
     "fp32": {},
     "fp32 groups": {"num_query_groups": 2},
     "groups": {"num_query_groups": 2},
@@ -168,6 +141,50 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 16,
     },
 }
+
+
+@pytest.mark.parametrize(
+    ("layout", "variant"),
+    [
+        (Layout(2, "vocab-2", "zb-h1"), "plain"),
+        full(Layout(2, "none", "1f1b"), "plain"),
+        full(Layout(2, "vocab-1", "zb-v"), "plain"),
+        full(Layout(2, "vocab-2", "zb-h1", tensor=2, sequence=True), "plain"),
+        full(Layout(2, "vocab-1", "zb-v", tensor=2), "plain"),
+        full(Layout(2, "vocab-2", "zb-h1", context=2), "plain"),
+        full(Layout(1, "none", context=2, exchange="p2p"), "llama"),
+        full(Layout(1, "none", "zb-h1", tensor=2, context=2, exchange="p2p"), "llama"),
+        full(Layout(1, "none", "zb-h1", context=2, exchange="a2a"), "plain"),
+        full(Layout(1, "none", context=4, exchange="a2a+p2p", neighbours=2), "plain"),
+        (Layout(1, "none", "zb-h1"), "further tokens"),
+        full(Layout(2, "vocab-2", "1f1b", tensor=2, sequence=True), "further tokens"),
+        (Layout(2, "vocab-2", "zb-h1"), "mixture"),
+        full(Layout(1, "none", tensor=2, sequence=True), "mixture"),
+    ],
+    ids=str,
+)
+def test_passes_that_are_captured(layout: Layout, variant: str, gpus: GpuPool) -> None:
+    """A replay works on the memory of its capture, on the stream of the passes.
+
+    It issues all collectives of a pass at once, in the order of the pass. So do hosts that are
+    ahead of their devices.
+    """
+    options = GPTOptions(num_layers=4, **VARIANTS[variant])
+    config = Job(options, microbatches=4, sequence=8).config(layout, torch.bfloat16)
+    found = gpus.map(run_captured, config, ranks=layout.world_size)
+    assert_sound([own for own, _ in found])
+    assert all(replays > 0 for _, replays in found)
+
+
+def run_captured(config: RunConfig, rank: int) -> tuple[Findings, int]:
+    """Also return how many passes were replayed."""
+    config, before = replace(config, train=replace(config.train, captures_passes=True)), replays()
+    with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
+        return run_rank(config, rank), replays() - before
+
+
+def replays() -> int:
+    return RecordedGraph.replays
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import pytest
 from command_lines import with_flags
 
+from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.run.command_line import parse
 
 RUN = (
@@ -14,11 +15,29 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_a_gpu_captures_passes(tensor: int) -> None:
-    flags = [*RUN.split(), "--device", "cpu", "--tensor-model-parallel-size", str(tensor)]
+NARROW = "--hidden-size 32 --seq-length 16 --ffn-hidden-size 64 --bf16 --fp8-format"
+MIXTURE = "--num-experts 4 --swiglu --disable-bias-linear --ffn-hidden-size 16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ("", 1),
+        ("--tensor-model-parallel-size 2", 2),
+        *[(f"--context-parallel-size 2 --cp-comm-type {own}", 2) for own in CONTEXT_EXCHANGES],
+        ("--reset-position-ids", 1),
+        ("--mtp-num-layers 1 --position-embedding-type rope", 1),
+        (f"{MIXTURE} --moe-aux-loss-coeff 0.1", 1),
+        (f"{NARROW} hybrid", 1),
+        (f"{NARROW} e4m3 --fp8-recipe tensorwise", 1),
+    ],
+)
+def test_a_gpu_captures_passes(flags: str, ranks: int) -> None:
+    if "a2a+p2p" in flags:
+        flags, ranks = f"{flags} --hierarchical-context-parallel-sizes 2 2", 4
+        flags = flags.replace("size 2 ", "size 4 ")
     with patch("megatron.run.graphs.on_cuda", lambda flags: True):
-        config = parse(flags, tensor)
+        config = parse(with_flags([*RUN.split(), "--device", "cpu"], flags.split()), ranks)
     assert config.train.captures_passes
     assert not any("--cuda-graph-impl" in note for note in config.notes)
 
@@ -28,9 +47,16 @@ def test_a_gpu_captures_passes(tensor: int) -> None:
     [
         ("--attention-dropout 0.1", 1, "seeds --attention-dropout 0.1 anew"),
         ("--hidden-dropout 0.2", 1, "seeds --hidden-dropout 0.2 anew"),
-        ("--context-parallel-size 2", 2, "never been captured"),
-        ("--reset-position-ids --eod-mask-loss", 1, "other bounds"),
-        ("--mtp-num-layers 1 --position-embedding-type rope", 1, "further embeddings"),
+        ("--reset-attention-mask --eod-mask-loss", 1, "other bounds"),
+        (f"{MIXTURE} --moe-input-jitter-eps 0.1", 1, "seeds --moe-input-jitter-eps"),
+        (f"{MIXTURE} --moe-router-force-load-balancing", 1, "seeds --moe-router-force"),
+        (
+            f"{MIXTURE} --moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 0.1",
+            1,
+            "earlier microbatches",
+        ),
+        (f"{MIXTURE} --expert-model-parallel-size 2", 2, "number of rows that arrive"),
+        (f"{MIXTURE} {NARROW} hybrid", 1, "products of experts in 8 bits"),
         (
             "--recompute-ahead 1 --recompute-granularity full --recompute-method uniform",
             1,

@@ -27,6 +27,8 @@ _LATENT: Final = (
     "--qk-pos-emb-head-dim 32 --v-head-dim 64 --qk-layernorm --rope-type rope"
 )
 
+_EXPERTS: Final = "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 256"
+
 MODELS: Final[dict[str, str]] = {
     "GPT": "",
     "Llama": _LLAMA,
@@ -41,6 +43,19 @@ MODELS: Final[dict[str, str]] = {
     ),
     "capped scores and logits": f"{_LLAMA} --attn-logit-softcapping 50 --logit-softcap 30",
     "ALiBi, squared ReLU": "--position-embedding-type alibi --squared-relu",
+    "further tokens": f"{_LLAMA} --mtp-num-layers 1",
+    "mixture of experts": f"{_LLAMA} {_EXPERTS} --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001",
+    "mixture, W apart (zb-h1)": f"{_LLAMA} {_EXPERTS} --pipeline-schedule zb-h1",
+    "mixture with capacities": (
+        f"{_LLAMA} {_EXPERTS} --moe-expert-capacity-factor 1.25 "
+        "--moe-router-score-function sigmoid --moe-router-enable-expert-bias"
+    ),
+    "8 bits, delayed": f"{_LLAMA} --fp8-format hybrid",
+    "8 bits, tensorwise, W apart (zb-h1)": (
+        f"{_LLAMA} --fp8-format hybrid --fp8-recipe tensorwise --pipeline-schedule zb-h1"
+    ),
+    "8 bits, blockwise": f"{_LLAMA} --fp8-format e4m3 --fp8-recipe blockwise",
+    "positions from documents": "--position-embedding-type rope --reset-position-ids",
 }
 """Flags of every kind of model whose passes differ in what they launch."""
 
