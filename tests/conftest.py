@@ -61,10 +61,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave most cases of a test that says ``one_in(n)`` to the full run."""
+    """Of tests that say so, take a cover of pairs, and leave most cases to the full run."""
     from harness.left_out import Case, report
-    from harness.marks import leave_to_full
+    from harness.marks import keep_pairs, leave_to_full
 
+    config.hook.pytest_deselected(items=keep_pairs(items))
     leave_to_full(items)
     if config.option.left_out:
         listed, code = report(

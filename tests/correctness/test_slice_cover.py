@@ -142,7 +142,7 @@ def job_of(case: Case) -> Job:
         1 + case["documents"],
         microbatches=4,
         masked_out=(1, 3),
-        iterations=10,
+        iterations=4,
         warmup=2,
         sequence=SEQUENCE,
         documents=case["documents"],
