@@ -13,8 +13,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 selection=()
+share=loadfile # a file's fixtures are made once
 if [[ "${1:-}" == --full ]]; then
   selection=(-m "")
+  share=worksteal # some files take longer than a half of all others
   shift
 fi
 
@@ -45,8 +47,8 @@ section "import layers (import-linter)"
 section "tests (pytest)"
 workers=()
 if "$bin/python" -c 'import xdist' 2>/dev/null; then
-  # A file's fixtures are made once. Without the worker that died, the others would wait for ever.
-  workers=(-n "$(getconf _NPROCESSORS_ONLN)" --maxprocesses 8 --dist loadfile --max-worker-restart 0)
+  # Without the worker that died, the others would wait for ever.
+  workers=(-n "$(getconf _NPROCESSORS_ONLN)" --maxprocesses 8 --dist "$share" --max-worker-restart 0)
 fi
-"$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} \
+"$bin/python" -m pytest -q --durations=10 --slowest-files=10 ${selection[@]+"${selection[@]}"} \
   ${workers[@]+"${workers[@]}"} "$@"
