@@ -7,7 +7,7 @@
 # a default run has a smaller one. The others are functions of which a default run has no case: whole jobs and
 # what ends them, restarts, examples and pages that are run, and generated pages that are made anew. CI runs a
 # case of nearly all of these (`.ci/full_cases`); `.ci/left_out` names the ones that only --full runs, with the
-# reason. Run it before an issue is resolved. It takes hours on two cores.
+# reason. Run it before an issue is resolved. It takes an hour or more on two cores; its last lines name the slowest files.
 # If pytest-xdist is there, as many workers as cores share the files of tests; `-n 0` does without.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

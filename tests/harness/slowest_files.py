@@ -1,6 +1,6 @@
 """Which files of tests a run took its time for, so that growth is seen."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -16,7 +16,7 @@ class SlowestFiles:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._seconds = Counter[str]()
+        self._seconds = defaultdict[str, float](float)
         self._cases = Counter[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -28,7 +28,8 @@ class SlowestFiles:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the files."""
         terminalreporter.section(f"slowest {self._most} files")
-        for file, seconds in self._seconds.most_common(self._most):
+        slowest = sorted(self._seconds.items(), key=lambda own: -own[1])
+        for file, seconds in slowest[: self._most]:
             terminalreporter.write_line(f"{seconds:8.1f} s {self._cases[file]:6,} cases  {file}")
         total, cases = sum(self._seconds.values()), sum(self._cases.values())
         terminalreporter.write_line(f"{total:8.1f} s {cases:6,} cases  all files")

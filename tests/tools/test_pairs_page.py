@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ WIDE = set(wide_jobs())
 
 
 def test_every_schedule_and_every_treatment_of_a_layout_is_predicted_anew() -> None:
-    for factor in (lambda job: job.schedule, lambda job: job.treatment):
+    for factor in map(attrgetter, ("schedule", "treatment")):
         found, every = (
             {(job.name, factor(job), bool(job.limit)) for job in own} for own in (COVER, JOBS)
         )
