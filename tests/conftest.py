@@ -25,12 +25,19 @@ _SHARED_PLANS = pytest.StashKey[Path | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the functions be listed that run neither by default nor in CI."""
+    """Let functions be listed that run neither by default nor in CI, and the seconds of files."""
     parser.addoption(
         "--left-out",
         action="store_true",
         help="run nothing: list the test functions that neither a default run nor CI runs, and "
         "fail if one of them has no reason in .ci/left_out",
+    )
+    parser.addoption(
+        "--slowest-files",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show the seconds of the N files whose cases took longest",
     )
 
 
@@ -38,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set what a full run has more of; make the folder in which processes find shared plans."""
     from harness.properties import examples
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
+    from harness.slowest_files import SlowestFiles
     from harness.whole_run import say_whether_full
 
     full = config.option.markexpr != NOT_FULL
@@ -49,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     hypothesis.settings.load_profile("tests")
     config.stash[_SHARED_PLANS] = open_folder()
+    if most := config.option.slowest_files:
+        config.pluginmanager.register(SlowestFiles(most))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -61,10 +71,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave most cases of a test that says ``one_in(n)`` to the full run."""
+    """Of tests that say so, take a cover of pairs, and leave most cases to the full run."""
     from harness.left_out import Case, report
-    from harness.marks import leave_to_full
+    from harness.marks import keep_pairs, leave_to_full
 
+    config.hook.pytest_deselected(items=keep_pairs(items))
     leave_to_full(items)
     if config.option.left_out:
         listed, code = report(

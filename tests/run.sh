@@ -7,14 +7,16 @@
 # a default run has a smaller one. The others are functions of which a default run has no case: whole jobs and
 # what ends them, restarts, examples and pages that are run, and generated pages that are made anew. CI runs a
 # case of nearly all of these (`.ci/full_cases`); `.ci/left_out` names the ones that only --full runs, with the
-# reason. Run it before an issue is resolved. It takes hours on two cores.
+# reason. Run it before an issue is resolved. It takes an hour or more on two cores; its last lines name the slowest files.
 # If pytest-xdist is there, as many workers as cores share the files of tests; `-n 0` does without.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 selection=()
+share=loadfile # a file's fixtures are made once
 if [[ "${1:-}" == --full ]]; then
   selection=(-m "")
+  share=worksteal # some files take longer than a half of all others
   shift
 fi
 
@@ -45,8 +47,8 @@ section "import layers (import-linter)"
 section "tests (pytest)"
 workers=()
 if "$bin/python" -c 'import xdist' 2>/dev/null; then
-  # A file's fixtures are made once. Without the worker that died, the others would wait for ever.
-  workers=(-n "$(getconf _NPROCESSORS_ONLN)" --maxprocesses 8 --dist loadfile --max-worker-restart 0)
+  # Without the worker that died, the others would wait for ever.
+  workers=(-n "$(getconf _NPROCESSORS_ONLN)" --maxprocesses 8 --dist "$share" --max-worker-restart 0)
 fi
-"$bin/python" -m pytest -q --durations=10 ${selection[@]+"${selection[@]}"} \
+"$bin/python" -m pytest -q --durations=10 --slowest-files=10 ${selection[@]+"${selection[@]}"} \
   ${workers[@]+"${workers[@]}"} "$@"

@@ -74,5 +74,32 @@ def each_once(sizes: Sequence[int]) -> list[Case]:
     ]
 
 
-def full_cross_product() -> list[Case]:
-    return list(product(TRAINABLE_SCHEDULES, TREATMENTS, (2, 3, 4), (False, True)))
+def all_pairs_of_more() -> list[Case]:
+    """Every schedule with every treatment on three or four ranks.
+
+    Every schedule, and every treatment, has either number with tied and with untied embeddings.
+    """
+    places = [(3, False), (4, False), (3, True), (4, True)]
+    pairs = product(enumerate(TRAINABLE_SCHEDULES), enumerate(TREATMENTS))
+    return [
+        (schedule, treatment, *places[(row + column) % len(places)])
+        for (row, schedule), (column, treatment) in pairs
+    ]
+
+
+def kinds_with_treatments() -> list[Case]:
+    """Every kind of schedule with every treatment on two ranks, and every schedule.
+
+    Schedules of a kind have the same number of chunks of a rank, and W apart or not, and pairs or
+    not: their ranks run the same passes, in another order.
+    """
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for schedule in TRAINABLE_SCHEDULES:
+        of = TRAITS[schedule]
+        kinds.setdefault((of.chunks, of.split, of.pairs), []).append(schedule)
+    treatments = tuple(TREATMENTS)
+    return [
+        (kind[row % len(kind)], treatments[row % len(treatments)], 2, (row + number) % 2 == 0)
+        for number, kind in enumerate(kinds.values())
+        for row in range(max(len(kind), len(treatments)))
+    ]

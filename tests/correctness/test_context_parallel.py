@@ -80,8 +80,8 @@ def job(options: GPTOptions, samples: int, iterations: int) -> Job:
     return replace(job_of(options, samples, iterations), sequence=SEQUENCE)
 
 
-def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
-    """The rows of ``COVER``, ten iterations; every second has microbatches of two samples."""
+def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
+    """The rows of ``COVER``; every second has microbatches of two samples."""
     for number, line in enumerate(COVER.strip().splitlines()):
         t, p, c, d, options, vocabulary, schedule, model, recomputed, exchange = line.split()
         layout = Layout(
@@ -99,14 +99,14 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
             context=int(c),
             exchange=cast(ContextExchange, exchange),
         )
-        yield layout, LLAMA if model == "llama" else GPT, 1 + number % 2, 10
+        yield layout, LLAMA if model == "llama" else GPT, 1 + number % 2
 
 
 @pytest.mark.parametrize(
-    ("layout", "options", "samples", "iterations", "pool"),
+    ("layout", "options", "samples", "pool"),
     [
-        *((*case, ITERATIONS, "ranks") for case in QUICK),
-        *(full(*case, ITERATIONS, "ranks") for case in MORE),
+        *((*case, "ranks") for case in QUICK),
+        *(full(*case, "ranks") for case in MORE),
         *(full(*case, "eight_ranks") for case in covering()),
     ],
     ids=name_of,
@@ -115,12 +115,11 @@ def test_layouts_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
     samples: int,
-    iterations: int,
     pool: str,
     request: pytest.FixtureRequest,
     alone: Callable[[Job], Training],
 ) -> None:
-    own = job(options, samples, iterations)
+    own = job(options, samples, ITERATIONS)
     expected = alone(own)
     check(trained(request.getfixturevalue(pool), own, layout), expected)
 

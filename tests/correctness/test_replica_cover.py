@@ -15,7 +15,7 @@ from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 from reference.plain_training import Training
 
-ITERATIONS = 10
+ITERATIONS = 4
 FACTORS: Final = {
     "schedule": ("1f1b", "interleaved", "zb-h1", "zb-v", "v-half"),
     "treatment": ("none", "vocab-1", "vocab-2", "interlaced"),
@@ -60,7 +60,7 @@ def options_of(model: str, tied: bool) -> GPTOptions:
 def job_of(case: Case) -> Job:
     """16 microbatches, of which the last replica has none that counts if there are 4."""
     options = options_of(case["model"], case["tied"])
-    return Job(options, microbatches=16, masked_out=(3, 7, 11, 15), iterations=ITERATIONS, warmup=3)
+    return Job(options, microbatches=16, masked_out=(3, 7, 11, 15), iterations=ITERATIONS, warmup=2)
 
 
 def test_every_pair_of_two_factors_occurs() -> None:

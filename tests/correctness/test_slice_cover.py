@@ -142,8 +142,8 @@ def job_of(case: Case) -> Job:
         1 + case["documents"],
         microbatches=4,
         masked_out=(1, 3),
-        iterations=10,
-        warmup=2,
+        iterations=3,
+        warmup=1,
         sequence=SEQUENCE,
         documents=case["documents"],
     )

@@ -89,8 +89,8 @@ RECOMPUTED = {
 }
 
 
-def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
-    """The rows of ``COVER``, ten iterations; every second has microbatches of two samples."""
+def covering() -> Iterator[tuple[Layout, GPTOptions, int]]:
+    """The rows of ``COVER``; every second has microbatches of two samples."""
     for number, line in enumerate(COVER.strip().splitlines()):
         t, p, d, options, vocabulary, schedule, tied, model, recomputed = line.split()
         layout = Layout(
@@ -106,7 +106,7 @@ def covering() -> Iterator[tuple[Layout, GPTOptions, int, int]]:
             recomputation=RECOMPUTED[recomputed],
         )
         deep = EIGHT_LAYER_LLAMA if model == "llama" else EIGHT_LAYER_GPT
-        yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2, 10
+        yield layout, replace(deep, tie_embeddings=tied == "tied"), 1 + number % 2
 
 
 def name_of(value: object) -> str:
@@ -114,10 +114,10 @@ def name_of(value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("layout", "options", "samples", "iterations", "pool"),
+    ("layout", "options", "samples", "pool"),
     [
-        *((*case, ITERATIONS, "ranks") for case in QUICK),
-        *(pytest.param(*case, ITERATIONS, "ranks", marks=pytest.mark.full) for case in MORE),
+        *((*case, "ranks") for case in QUICK),
+        *(pytest.param(*case, "ranks", marks=pytest.mark.full) for case in MORE),
         *(pytest.param(*case, "eight_ranks", marks=pytest.mark.full) for case in covering()),
     ],
     ids=name_of,
@@ -126,12 +126,11 @@ def test_layouts_train_what_one_process_trains(
     layout: Layout,
     options: GPTOptions,
     samples: int,
-    iterations: int,
     pool: str,
     request: pytest.FixtureRequest,
     alone: Callable[[Job], Training],
 ) -> None:
-    job = job_of(options, samples, iterations)
+    job = job_of(options, samples)
     expected = alone(job)
     check(trained(request.getfixturevalue(pool), job, layout), expected)
 

@@ -226,7 +226,8 @@ SCORES = [
 ]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.pairwise
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scores", SCORES, ids=str)
 @pytest.mark.parametrize("seq", [5, 300])
 def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq: int) -> None:
@@ -250,7 +251,8 @@ def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq:
 STARTS = {5: ([0, 1, 4], [0]), 300: ([0, 1, 130, 256, 257], [0, 290])}
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.pairwise
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
 @pytest.mark.parametrize("seq", STARTS)
 def test_attention_within_documents(tried: Implementation, scores: Scores, seq: int) -> None:
@@ -269,7 +271,8 @@ def test_attention_within_documents(tried: Implementation, scores: Scores, seq: 
     )
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.pairwise
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scores", [PLAIN, *SCORES[3:]], ids=str)
 @pytest.mark.parametrize("queries", [1, 70])
 @pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])
@@ -299,7 +302,8 @@ def test_queries_of_the_last_positions_only(
     )
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.pairwise
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scores", [PLAIN, *SCORES[1:]], ids=str)
 @pytest.mark.parametrize("queries", [300, 70])
 @pytest.mark.parametrize("apart", [False, True], ids=["one document", "documents"])

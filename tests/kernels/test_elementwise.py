@@ -156,7 +156,8 @@ ROTATIONS = [(8, 4, True), (8, 2, False), (6, 2, True), (3, 1, False), (96, 48, 
 """Channels of a head, pairs, and whether neighbours make a pair."""
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.pairwise
+@pytest.mark.one_in(3)
 @EACH_IMPLEMENTATION
 @pytest.mark.parametrize("by_sample", [(), (2,), (1,)], ids=["by position", "by sample", "for all"])
 @pytest.mark.parametrize(("channels", "pairs", "interleaved"), ROTATIONS)

@@ -131,6 +131,7 @@ def test_every_form_of_the_loss(
     hold_for(tried, treatment, recompute, LOSSES[1:-1])
 
 
+@pytest.mark.pairwise
 @pytest.mark.full
 @EACH_MEMORY
 @EACH_TREATMENT
@@ -153,7 +154,8 @@ def hold_for_shape(
         assert_as_exact_as_autograd(tried, problem, answer)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.pairwise
+@pytest.mark.one_in(3)
 @EACH_IMPLEMENTATION
 @EACH_TREATMENT
 @pytest.mark.parametrize(("n", "h", "v", "shards"), SHAPES)

@@ -16,7 +16,7 @@ PATIENCE = 600
 
 ITERATIONS = 3
 LAYERS = 8
-RANKS = 8
+RANKS = 4
 
 SIZES = {
     "--num-layers": str(LAYERS),
@@ -72,12 +72,17 @@ SPANS = re.compile(
 
 
 def layout_of(launch: LaunchList) -> tuple[int, int, int]:
-    """Ranks t, p and d of at most eight, of an axis that the script has two at least."""
+    """Ranks t, p and d: two at least of each of the axes t and p that the script has.
+
+    There are four ranks, and replicas if there is room: every rank takes seconds to start. A script
+    with experts on several ranks has two replicas of four ranks.
+    """
     t = min(launch.size("tensor-model"), 2)
     p = min(launch.size("pipeline-model"), 4 if t == 1 else 2)
-    if p == 4 and launch.size("expert-model") == 1:
-        return t, p, 1
-    return t, p, RANKS // (t * p)
+    of_replica = t * p
+    if of_replica == RANKS and launch.size("expert-model") > 1:
+        return t, p, 2
+    return t, p, RANKS // of_replica
 
 
 def experts_of(launch: LaunchList) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from correctness.schedule_cases import Case, all_pairs, each_once, job, layout
+from correctness.schedule_cases import Case, each_once, job, kinds_with_treatments, layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
 from pretended_gpu.pool import GpuPool
@@ -61,6 +61,8 @@ def test_every_schedule_of_three_or_four_ranks(case: Case, gpus: GpuPool, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", all_pairs(), ids=str)
-def test_all_pairs_of_schedule_and_treatment(case: Case, gpus: GpuPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", kinds_with_treatments(), ids=str)
+def test_every_kind_of_schedule_with_every_treatment(
+    case: Case, gpus: GpuPool, tmp_path: Path
+) -> None:
     check(case, gpus, tmp_path)

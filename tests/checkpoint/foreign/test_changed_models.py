@@ -1,11 +1,13 @@
 """After a change of any field of a model, its export computes the same logits, or it is refused.
 
 ``transformers`` is the reference of what an exported folder computes. Models that no flags make do
-not count.
+not count. Every field is changed in every family. The families share the values of a field out, so
+that every value is tried in some of them.
 """
 
+import os
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.changed_fields import CLOSE, config_of, told_by_training
+from checkpoint.foreign.changed_fields import CLOSE, config_of, part_of, told_by_training
 
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.choose import choose
@@ -110,15 +112,21 @@ def weight(shape: tuple[int, ...], number: int) -> torch.Tensor:
     return noise * 1.5 / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * noise
 
 
-@pytest.mark.one_in(130)
-@pytest.mark.parametrize(("family", "field"), [(one, f) for one in CONFIGS for f in FIELDS])
-def test_an_export_is_right_or_the_field_is_named(family: str, field: str, tmp_path: Path) -> None:
+@cache
+def named_model(family: str) -> tuple[str, ModelSettings]:
+    """Return what the program calls a family, and the model that is changed."""
     config = Fields(config_of(family), "config.json")
     chosen = family_of(config)
-    model = chosen.model_of(config, 20)
-    faults = {}
-    for number, value in enumerate(values(field, values_of(model)[field])):
-        changed = model.replaced(**{field: value})
-        if fault := fault_of(changed, chosen.name, tmp_path / str(number)):
-            faults[value] = fault
-    assert not faults
+    return chosen.name, chosen.model_of(config, 20)
+
+
+@pytest.mark.one_in(65)
+@pytest.mark.parametrize(("family", "field"), [(one, f) for one in CONFIGS for f in FIELDS])
+def test_an_export_is_right_or_the_field_is_named(
+    family: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # half of the time, and nothing is kept
+    name, model = named_model(family)
+    others = list(values(field, values_of(model)[field]))
+    for value in part_of(others, [*CONFIGS].index(family), max(1, len(others))):
+        assert fault_of(model.replaced(**{field: value}), name, tmp_path) is None, value
