@@ -17,13 +17,9 @@ from megatron.planning.estimate import (
     steady_interval,
 )
 from megatron.planning.forecast_run import RunForecast, forecast_run
-<<<<<<< HEAD
 from megatron.planning.known import Known
-from megatron.planning.memory_limit import beyond_limit, lowered, memory_limit_of
-=======
 from megatron.planning.limit_of_rank import memory_limit_of
 from megatron.planning.memory_limit import beyond_limit, lowered
->>>>>>> wt-f
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_memory import Fullest, fullest, shared_states
 from megatron.run.run_config import RunConfig

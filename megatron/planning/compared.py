@@ -5,14 +5,9 @@ from dataclasses import dataclass, replace
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.forecast_run import RunForecast
-<<<<<<< HEAD
 from megatron.planning.known import NEAR, best_known
-from megatron.run.schedule import PERCENT_FLAG
-from megatron.schedules.search.fastest import look_closer
-=======
-from megatron.planning.race import NEAR, best_planned
 from megatron.run.schedule import limiting_flag
->>>>>>> wt-f
+from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.units import MEMORY, TIME, percent
