@@ -36,12 +36,13 @@ _USUAL: Final = (
 """Flags that a job with replicas has, if its command line does not say otherwise."""
 
 
-def propose(question: Question, watch: Watch | None = None) -> Answer:
+def propose(question: Question, watch: Watch | None = None, processes: int = 1) -> Answer:
     """Return the way to run a job that is expected to be the fastest that fits.
 
     Args:
         question: the job.
         watch: shows the progress; if it has a limit of time, it ends the searches early.
+        processes: processes that look at ways at once; the answer does not depend on them.
 
     Raises:
         ValueError: no way to run the job was found that fits, or none at all; the error says what
@@ -49,8 +50,21 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     """
     watch = Watch() if watch is None else watch
     question = _without_auto(question)
-    gpu, line = question.gpus.gpu, _line(question)
-    runs = Runs(gpu, watch, keeps_timelines=question.explore is not None)
+    runs = Runs(
+        question.gpus.gpu,
+        watch,
+        keeps_timelines=question.explore is not None,
+        processes=processes,
+    )
+    try:
+        return _answer(question, runs, watch)
+    finally:
+        runs.close()
+
+
+def _answer(question: Question, runs: Runs, watch: Watch) -> Answer:
+    """Return the answer of two searches."""
+    line = _line(question)
     found = _first(question, line, runs, watch)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))

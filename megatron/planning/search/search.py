@@ -10,17 +10,19 @@ machine.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from math import inf
-from statistics import fmean
 from typing import Final
 
 from megatron.planning.candidate import Candidate
 from megatron.planning.race import NEAR
 from megatron.planning.search.coarse import Coarse
 from megatron.planning.search.dimension import Dimension, opened
+from megatron.planning.search.expected import Expected
 from megatron.planning.search.rough import Combination, Ordering, Rough
 from megatron.planning.search.runs import Known, Runs
 from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
+from megatron.run.edit import Choice
 from megatron.run.line import Key, Line
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
@@ -42,10 +44,10 @@ _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _BEGIN: Final = 3
 """Runs of another search with which a search begins, beside the best of all."""
-_FAR: Final = 1.1
-"""Combinations whose expected memory is above this multiple of the room are not estimated."""
 _REFUSALS: Final = 8
 """Combinations that rules may refuse until others of their stages and order are passed over."""
+_GUESSES: Final = 2
+"""Guesses of what is estimated next, for each other process."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
 
@@ -76,11 +78,11 @@ class Search:
         self._all = estimates + LATER_ESTIMATES * any(own.later for own in dimensions)
         self._runs = Runs(gpu) if runs is None else runs
         self._ways: dict[Key, Way] = {}
-        self._learnt: dict[Ordering, tuple[float, float]] = {}
+        self._expected = Expected(_HOPE)
         self._refusals = Counter[Ordering]()
         self._roughs: dict[Key, Rough] = {}
         self._planned: dict[Combination, Candidate] = {}
-        self._hope, self._near = _HOPE, NEAR  # a run that is as near may hold less
+        self._near = NEAR  # a run that is as near may hold less
         self._fitted = False
         self._found = Found()
 
@@ -153,7 +155,7 @@ class Search:
         coarse.dimensions = opened(self._dimensions, line)
         if not any(own.later for own in coarse.dimensions):
             return []
-        self._estimates, self._hope, self._near = LATER_ESTIMATES, 1.0, 0.0
+        self._estimates, self._expected.hope, self._near = LATER_ESTIMATES, 1.0, 0.0
         coarse.count([way.choices for way in self._ways.values()])
         known = {own.choices for own in before}
         return [own for own in coarse.first() if own.choices not in known]
@@ -211,25 +213,39 @@ class Search:
         waiting, whole = _by_ordering(rough), most
         while most > 0 and not self._watch.is_over:
             able = (first for own in waiting if (first := self._first(own, waiting[own])))
-            first = min(able, key=lambda own: (self._seconds(own), self._peak(own)), default=None)
+            first = min(able, key=self._promise, default=None)
             if first is None:
                 return
-            hope = self._seconds(first) * (1 - self._near)
+            hope = self._expected.seconds(first) * (1 - self._near)
             if whole - most >= least and hope >= self._best_seconds():
                 return
+            self._expect(line, first, waiting)
             waiting[first.ordering].remove(first)
             most -= self._estimate(line, first)
 
+    def _expect(
+        self, line: Line, first: Rough, waiting: Mapping[Ordering, Sequence[Rough]]
+    ) -> None:
+        """Let other processes estimate what is likely to be estimated after ``first``."""
+        if helpers := self._runs.helpers:
+            likely = islice(self._expected.guessed(first, waiting), _GUESSES * helpers)
+            self._runs.expect("estimate", [line.edited(_edits(own)) for own in likely])
+
     def _first(self, ordering: Ordering, waiting: Sequence[Rough]) -> Rough | None:
         """Return the fastest combination of an ordering that is expected to fit, if any."""
-        if ordering not in self._learnt and self._refusals[ordering] >= _REFUSALS:
+        if ordering not in self._expected and self._refusals[ordering] >= _REFUSALS:
             return None
-        more = self._more_bytes(ordering)
-        return next((own for own in waiting if own.peak + more <= _FAR * own.room), None)
+        return self._expected.first(ordering, waiting)
+
+    def _promise(self, rough: Rough) -> tuple[float, float]:
+        """Return the expected seconds and bytes."""
+        return self._expected.seconds(rough), self._expected.peak(rough)
 
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
         """Estimate the combinations that are expected to hold the least."""
-        for each in sorted(rough, key=lambda own: (self._peak(own), own.seconds))[:_SMALLEST]:
+        for each in sorted(rough, key=lambda own: (self._expected.peak(own), own.seconds))[
+            :_SMALLEST
+        ]:
             if not self._watch.is_over:
                 self._estimate(line, each)
 
@@ -244,7 +260,7 @@ class Search:
 
     def _estimate(self, line: Line, rough: Rough) -> bool:
         """Estimate a combination and learn from it; return whether that took work."""
-        chosen = line.edited(tuple(edit for choice in rough.choices for edit in choice))
+        chosen = line.edited(_edits(rough))
         if chosen.key in self._ways:
             return False
         try:
@@ -262,46 +278,8 @@ class Search:
         )
         self._ways[chosen.key] = Way(rough.choices, chosen, known)
         self._roughs[chosen.key] = rough
-        time, memory = known.seconds / rough.seconds, known.held.peak - rough.peak
-        if (before := self._learnt.get(rough.ordering)) is not None:
-            time, memory = (before[0] + time) / 2, (before[1] + memory) / 2
-        self._learnt[rough.ordering] = time, memory
+        self._expected.learn(rough, known.seconds, known.held.peak)
         return True
-
-    def _seconds(self, rough: Rough) -> float:
-        """Return the expected seconds."""
-        return rough.seconds * self._slowdown(rough.ordering)
-
-    def _slowdown(self, ordering: Ordering) -> float:
-        """Return the expected seconds of an ordering's combinations over the rough seconds.
-
-        Of an ordering that is new, each part (the stages, the schedule, the treatment) is hoped to
-        be as good as it was with the best others.
-        """
-        if ordering in self._learnt:
-            return self._learnt[ordering][0]
-        hopes = [
-            min((own[0] for other, own in self._learnt.items() if other[at] == part), default=0.0)
-            for at, part in enumerate(ordering)
-        ]
-        least = min((own[0] for own in self._learnt.values()), default=1.0)
-        return float(self._hope ** (1 + hopes.count(0.0)) * max(least, *hopes))
-
-    def _peak(self, rough: Rough) -> float:
-        """Return the expected bytes of the fullest rank."""
-        return rough.peak + self._more_bytes(rough.ordering)
-
-    def _more_bytes(self, ordering: Ordering) -> float:
-        """Return the bytes that an ordering's combinations are expected to hold beyond the rough.
-
-        What a rough count misses, such as whole vocabulary layers on one stage, is about as large
-        whatever the schedule holds. So a difference is learnt, not a factor.
-        """
-        if ordering in self._learnt:
-            return self._learnt[ordering][1]
-        alike = [own[1] for other, own in self._learnt.items() if other[0] == ordering[0]]
-        others = [own[1] for own in self._learnt.values()]
-        return fmean(alike or others or [0.0])
 
     def _fitting(self) -> list[Way]:
         return by_seconds(way for way in self._ways.values() if way.known.fits)
@@ -336,12 +314,17 @@ class Search:
         self._ways[way.line.key] = way._replace(known=known)
         self._fitted |= way.known.fits
         rough = self._roughs[way.line.key]
-        self._learnt[rough.ordering] = known.seconds / rough.seconds, known.held.peak - rough.peak
+        self._expected.learn(rough, known.seconds, known.held.peak, whole=True)
 
     def _passes(self, way: Way) -> int:
         """Return the passes of a run's whole plan, about."""
         request = self._runs.candidate(way.line).request
         return 3 * request.ranks * request.units * (request.chunks or request.traits.chunks)
+
+
+def _edits(rough: Rough) -> Choice:
+    """Return the edits of a combination."""
+    return tuple(edit for choice in rough.choices for edit in choice)
 
 
 def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:
