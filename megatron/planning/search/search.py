@@ -2,10 +2,9 @@
 
 All combinations of choices are ranked by a rough count (``coarse.py``). The most promising is
 estimated by a plan of few microbatches, again and again; an estimate corrects what is expected of
-combinations with the same stages and order of passes. Then the best run is varied. Last, the
-fastest are planned in full. Then the same follows for the choices of later dimensions, with
-estimates of their own. Work is counted, not timed, so a question has the same answer on every
-machine.
+combinations with the same stages and order of passes. Then the best run is varied. Then the same
+follows for the choices of later dimensions, with estimates of their own. Last, the fastest are
+planned in full. Work is counted, not timed, so a question has the same answer on every machine.
 """
 
 from collections import Counter
@@ -100,11 +99,13 @@ class Search:
         coarse, rough = self._ranked(line)
         early = [way for way in begin if coarse.has(way.choices)]
         self._look(line, coarse, rough, [*best_first(early), *early[:_BEGIN]], _LEAST)
-        self._settle(line, rough)
+        self._choose(whole=False)  # a whole plan may take long, and a later choice be better
+        left = self._estimates
         if more := self._later(line, coarse, rough):
             self._vary_later(line, coarse)
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
-            self._settle(line, more)
+        self._estimates, self._expected.hope, self._near = left, _HOPE, NEAR
+        self._settle(line, [*rough, *more])
         self._check_found()
         return self._found
 
@@ -287,14 +288,18 @@ class Search:
     def _best_seconds(self) -> float:
         return min((way.known.seconds for way in self._fitting()), default=inf)
 
-    def _choose(self) -> None:
-        """Look closer at the run to take, until its whole plan is made and it still is that run."""
+    def _choose(self, *, whole: bool = True) -> None:
+        """Look closer at the run to take, until it still is that run.
+
+        Args:
+            whole: whether its whole plan is made at last.
+        """
         found = self._found
         while (best := best_of(self._fitting())) is not None and best.known.level != "plan":
             if best.known.level == "unsearched":
                 self._learn(best, self._runs.searched(best.line))
                 continue
-            if self._passes(best) > _MOST_PASSES:
+            if not whole or self._passes(best) > _MOST_PASSES:
                 break
             known, candidate = self._runs.plan(best.line)
             self._learn(best, known)
