@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -73,27 +74,50 @@ class Workers(Generic[Task, Result]):
         self._likely: dict[Hashable, Task] = {}
         self._made: dict[Hashable, _Made[Result]] = {}
         self._workers: list[_Worker] = []
+        self._rehearsing: list[_Worker] = []
         for _ in range(processes if processes > 1 else 0):
-            self._workers.append(self._forked(make))
+            self._workers.append(self._forked(partial(_serve, make)))
 
-    def _forked(self, make: Callable[[Task], Result]) -> _Worker:
+    def _forked(self, work: Callable[[Connection], None]) -> _Worker:
         own, other = multiprocessing.Pipe()
-        inherited = [own, *(worker.connection for worker in self._workers)]
+        inherited = [own, *(worker.connection for worker in self._all)]
         process = multiprocessing.get_context("fork").Process(
-            target=_serve, args=(make, other, inherited), daemon=True
+            target=_run, args=(work, other, inherited), daemon=True
         )
         process.start()
         other.close()
         return _Worker(process, own)
 
+    @property
+    def _all(self) -> list[_Worker]:
+        return [*self._workers, *self._rehearsing]
+
     def close(self) -> None:
         """End the processes, whatever they do."""
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join()
-            worker.connection.close()
-        self._workers.clear()
+        _end(self._workers)
+        _end(self._rehearsing)
+
+    def rehearse(self, work: Callable[["Rehearsal[Task, Result]"], object]) -> None:
+        """Let another process go ahead with work that this process will do after other work.
+
+        The other process is a fork of this one as it is now. What it makes meanwhile is made when
+        this process asks for it. As soon as this process asks for something else, the other has
+        gone astray, and is ended. So ``work`` may guess.
+
+        Args:
+            work: the work, with a rehearsal that stands for these processes.
+        """
+
+        def run(pipe: Connection) -> None:
+            work(Rehearsal(pipe))
+
+        if self._workers:
+            _end(self._rehearsing)
+            self._rehearsing.append(self._forked(run))
+
+    def here(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return a result that no other process has made."""
+        return make()
 
     @property
     def number(self) -> int:
@@ -124,12 +148,13 @@ class Workers(Generic[Task, Result]):
         """
         self._collect()
         if self._workers and not self._has(key):
+            _end(self._rehearsing)
             free = [worker for worker in self._workers if not worker.doing]
             self._begin(free[0] if free else self._workers[0], key, task)
-        while any(key in worker.doing for worker in self._workers):
+        while any(key in worker.doing for worker in self._all):
             while self._hand_out(1, self._workers):
                 pass
-            wait([worker.connection for worker in self._workers if worker.doing])
+            wait([worker.connection for worker in self._all if worker.doing])
             self._collect()
         made = self._made.pop(key, _Made[Result]())
         if made.refused is not None:
@@ -138,7 +163,7 @@ class Workers(Generic[Task, Result]):
 
     def _has(self, key: Hashable) -> bool:
         """Whether a task is made, or a process has it."""
-        return key in self._made or any(key in worker.doing for worker in self._workers)
+        return key in self._made or any(key in worker.doing for worker in self._all)
 
     def _hand_out(self, most: int, workers: Sequence[_Worker]) -> bool:
         """Give the likeliest task to the process with the fewest, unless all have ``most``."""
@@ -156,39 +181,98 @@ class Workers(Generic[Task, Result]):
 
     def _collect(self) -> None:
         """Take the results that are there."""
-        for worker in list(self._workers):
+        for worker in self._all:
             try:
                 while worker.connection.poll():
-                    key, made = worker.connection.recv()
-                    worker.doing.remove(key)
-                    self._made[key] = made
+                    self._take(worker, *worker.connection.recv())
             except (EOFError, OSError):
                 self._lose(worker)
 
+    def _take(self, worker: _Worker, key: Hashable, made: _Made[Result] | None) -> None:
+        """Take a result, or the news that a rehearsal begins to make one."""
+        if made is None:
+            worker.doing.append(key)
+        else:
+            worker.doing.remove(key)
+            self._made[key] = made
+
     def _lose(self, worker: _Worker) -> None:
-        """Go on without a process that has died; what it had is made where it is asked for."""
-        self._workers.remove(worker)
+        """Go on without a process that has ended; what it had is made where it is asked for."""
+        for own in (self._workers, self._rehearsing):
+            if worker in own:
+                own.remove(worker)
         worker.process.join()
         worker.connection.close()
-        print(
-            f"a process that helps with the search died (exit code {worker.process.exitcode}; -9: "
-            "killed, perhaps for its memory); the search goes on without it",
-            file=sys.stderr,
-        )
+        if worker.process.exitcode:
+            print(
+                f"a process that helps with the search died (exit code {worker.process.exitcode}; "
+                "-9: killed, perhaps for its memory); the search goes on without it",
+                file=sys.stderr,
+            )
 
 
-def _serve(
-    make: Callable[[Task], Result], connection: Connection, inherited: Iterable[Connection]
+class Rehearsal(Generic[Task, Result]):
+    """Stands for ``Workers`` in a process that rehearses: it tells the other what it makes."""
+
+    number: Final = 0
+
+    def __init__(self, pipe: Connection) -> None:
+        """Begin with the pipe to the other process."""
+        self._pipe = pipe
+
+    def expect(self, tasks: Mapping[Hashable, Task], each: int = 1) -> None:
+        """Nobody else makes anything."""
+
+    def result(self, key: Hashable, task: Task) -> None:
+        """Return that there is no result."""
+
+    def here(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return a result, and tell it.
+
+        Raises:
+            ValueError: there is none.
+        """
+        self._pipe.send((key, None))
+        made = _made(lambda _: make(), None)
+        self._pipe.send((key, made))
+        if made.result is None:
+            raise ValueError(made.refused)
+        return made.result
+
+    def rehearse(self, work: Callable[["Rehearsal[Task, Result]"], object]) -> None:
+        """Rehearse nothing."""
+
+    def close(self) -> None:
+        """End nothing."""
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End processes, and forget them."""
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join()
+        worker.connection.close()
+    workers.clear()
+
+
+def _run(
+    work: Callable[[Connection], None], connection: Connection, inherited: Iterable[Connection]
 ) -> None:
-    """Make results until the other end of the connection is closed."""
+    """Work in a process that was just forked."""
     for other in inherited:
         other.close()  # otherwise a process whose parent was killed would wait for ever
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
     gc.freeze()
     with suppress(EOFError, OSError):
-        while True:
-            key, task = connection.recv()
-            connection.send((key, _made(make, task)))
+        work(connection)
+
+
+def _serve(make: Callable[[Task], Result], connection: Connection) -> None:
+    """Make results until the other end of the connection is closed."""
+    while True:
+        key, task = connection.recv()
+        connection.send((key, _made(make, task)))
 
 
 def _made(make: Callable[[Task], Result], task: Task) -> _Made[Result]:

@@ -5,6 +5,7 @@ The second search finds the best way without a split vocabulary, to compare with
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from megatron.flags.words import split
@@ -68,7 +69,7 @@ def _answer(question: Question, runs: Runs, watch: Watch) -> Answer:
     found = _first(question, line, runs, watch)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
-    best, other = found, _unsplit(question, line, found, runs, watch)
+    best, other = found, _unsplit(question, line, runs, watch, found)
     is_open = bool(opened((VOCABULARY,), line))
     if is_open and other.taken and best_of((found.taken, other.taken)) is other.taken:
         best = replace(other, ways=by_seconds((*other.ways, *found.ways)))
@@ -102,7 +103,8 @@ def _first(question: Question, line: Line, runs: Runs, watch: Watch) -> Found:
     """
     dimensions = without(DIMENSIONS, question.without)
     try:
-        return Search(question.gpus.gpu, dimensions, watch=watch, runs=runs).run(line)
+        search = Search(question.gpus.gpu, dimensions, watch=watch, runs=runs)
+        return search.run(line, meanwhile=partial(_unsplit, question, line, runs, watch))
     except ValueError as error:
         if not question.without:
             raise
@@ -159,7 +161,7 @@ def _line(question: Question) -> Line:
     return Line(given, question.gpus.count).edited(usual)
 
 
-def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Watch) -> Found:
+def _unsplit(question: Question, line: Line, runs: Runs, watch: Watch, found: Found) -> Found:
     """Return the ways without a split vocabulary.
 
     The search begins with the best ways of the other search, so that it is no worse than these. If

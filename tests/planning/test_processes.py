@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 
 from megatron.commands.whole_process import reader_may_stop_early
-from megatron.planning.processes import Workers
+from megatron.planning.processes import Rehearsal, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
 
@@ -126,6 +127,63 @@ def test_processes_that_die_between_two_questions_end_nothing() -> None:
             time.sleep(0.1)
             own.expect({2: 2, 3: 3, 4: 4})
         assert results(own, range(6)) == [0, 1, 4, 9, 16, 25]
+
+
+def rehearsed(*tasks: int) -> Callable[[Rehearsal[int, Made]], None]:
+    """Return work that needs the squares of some tasks."""
+
+    def work(rehearsal: Rehearsal[int, Made]) -> None:
+        for task in tasks:
+            with suppress(ValueError):
+                rehearsal.here(task, partial(squared, task))
+
+    return work
+
+
+def test_what_is_rehearsed_is_made_when_it_is_asked_for() -> None:
+    with pool(2) as own:
+        asked = own.result(0, 0), own.result(1, 1)
+        own.rehearse(rehearsed(2, 3, 100, 4))
+        time.sleep(0.5)  # this process is busy
+        made = [own.result(task, task) for task in (2, 3)]
+        with pytest.raises(ValueError, match=r"^100: refused$"):
+            own.result(100, 100)
+        made.append(own.result(4, 4))
+    places = {one[1] for one in made if one is not None}
+    assert [one[0] for one in made if one is not None] == [4, 9, 16]
+    assert len(places) == 1
+    assert places.isdisjoint({os.getpid(), *(one[1] for one in asked if one is not None)})
+
+
+def test_a_rehearsal_is_waited_for_while_it_makes_what_is_asked_for() -> None:
+    def work(rehearsal: Rehearsal[int, Made]) -> None:
+        def slow() -> Made:
+            time.sleep(1.0)
+            return squared(7)
+
+        rehearsal.here(7, slow)
+
+    with pool(2) as own:
+        own.rehearse(work)
+        time.sleep(0.5)
+        made = own.result(7, 7)
+        assert made is not None
+        assert made[1] not in {worker.process.pid for worker in own._workers}
+
+
+def test_a_rehearsal_that_went_astray_changes_nothing() -> None:
+    with pool(2) as own:
+        own.rehearse(rehearsed(50, 103))
+        time.sleep(0.3)
+        [lost] = [worker.process for worker in own._rehearsing]
+        assert results(own, range(3)) == [0, 1, 4]
+        assert not lost.is_alive()
+
+
+def test_one_process_rehearses_nothing() -> None:
+    with pool(1) as own:
+        own.rehearse(rehearsed(102))
+        assert results(own, range(3)) == [0, 1, 4]
 
 
 def test_an_interrupt_ends_the_processes() -> None:

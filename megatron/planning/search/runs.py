@@ -1,14 +1,16 @@
 """The runs that a search looks at, with what is known of their time and memory."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final, Literal, NamedTuple
 
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
-from megatron.planning.processes import Workers
+from megatron.planning.processes import Rehearsal, Workers
 from megatron.planning.run_memory import Fullest
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
@@ -126,11 +128,28 @@ class Runs:
         self.timelines: dict[Key, Timeline] | None = {} if keeps_timelines else None
         self._known: dict[Key, Known] = {}
         alone = self._watch.seconds is not None
+        self._workers: Workers[Task, Figures] | Rehearsal[Task, Figures]
         self._workers = Workers(self._seen_elsewhere, 1 if alone else processes)
+        self._guesses_plans = False
 
     def close(self) -> None:
         """End the other processes."""
         self._workers.close()
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        """Let another process go ahead with work that looks at runs, while this one makes plans.
+
+        The other process makes no whole plan: it takes plans to be as they were estimated. It shows
+        nothing, and nobody gets the result of ``work``; the looks that it has had are had.
+        """
+
+        def alone(rehearsal: Rehearsal[Task, Figures]) -> None:
+            self._workers, self._guesses_plans = rehearsal, True
+            self._watch.silence()
+            with suppress(ValueError):  # told where the work is done
+                work()
+
+        self._workers.rehearse(alone)
 
     def candidate(self, line: Line) -> Candidate:
         """Return the run of a line with its schedule.
@@ -196,7 +215,8 @@ class Runs:
         task = Task(look, line)
         found = self._workers.result(task.key, task)
         if found is None:
-            found = self._seen(task, self._watch.part(inf))
+            here = partial(self._seen, task, self._watch.part(inf))
+            found = self._workers.here(task.key, here)
         self._watch.did(found.work)
         if self.timelines is not None and found.timeline is not None:
             self.timelines[line.key] = found.timeline
@@ -237,6 +257,8 @@ class Runs:
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""
         candidate = self.candidate(line)
+        if self._guesses_plans and (known := self.known(line)) is not None:
+            return self._learnt(line, known._replace(level="plan")), candidate
         found = candidate.forecast
         assert found is not None, "plans are made for a GPU"
         planned = candidate.request.microbatches

@@ -8,7 +8,8 @@ planned in full. Work is counted, not timed, so a question has the same answer o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import Final
@@ -85,13 +86,21 @@ class Search:
         self._fitted = False
         self._found = Found()
 
-    def run(self, line: Line, begin: Sequence[Way] = ()) -> Found:
+    def run(
+        self,
+        line: Line,
+        begin: Sequence[Way] = (),
+        meanwhile: Callable[[Found], object] | None = None,
+    ) -> Found:
         """Search the edits of a line.
 
         Args:
             line: the line.
             begin: runs of another search, the fastest first. The combinations of the best are
                 looked at first, each with all choices of the last dimension.
+            meanwhile: what is done with the result later, and looks at more runs. It may be
+                rehearsed while whole plans are made (``Runs.rehearse``), with a result without
+                them.
 
         Raises:
             ValueError: nothing among them makes a run; the error has the reasons.
@@ -105,6 +114,10 @@ class Search:
             self._vary_later(line, coarse)
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
         self._estimates, self._expected.hope, self._near = left, _HOPE, NEAR
+        if meanwhile is not None:
+            self._choose(whole=False)
+            if self._found.taken is not None:
+                self._runs.rehearse(partial(meanwhile, self._found))
         self._settle(line, [*rough, *more])
         self._check_found()
         return self._found

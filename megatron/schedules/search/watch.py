@@ -76,6 +76,10 @@ class Watch:
         """Return a watch that shows the progress on rank 0 only."""
         return cls(seconds, sys.stderr if rank == 0 else None)
 
+    def silence(self) -> None:
+        """Show nothing from now on."""
+        self._stream = None
+
     def again(self, seconds: float | None) -> "Watch":
         """Return a watch with ``seconds`` from now on, which writes to the same stream."""
         return self._beside(seconds, self._stream, counts_work=False)
