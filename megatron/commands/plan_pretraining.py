@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.commands.whole_process import reader_may_stop_early
+    from megatron.commands.whole_process import reader_may_stop_early, without_garbage_collection
     from megatron.flags.readable import told_as_error
     from megatron.planning.asked.question import question_of
     from megatron.planning.explored import write_ways
     from megatron.planning.plan_json import as_json
     from megatron.planning.plan_report import report
+    from megatron.planning.processes import cores
     from megatron.planning.propose import propose
     from megatron.schedules.search.watch import Watch
 
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     with reader_may_stop_early(), told_as_error(OSError, ValueError):
         question = question_of(argv, __doc__)
-        answer = propose(question, Watch.of_rank(0))
+        with without_garbage_collection():
+            answer = propose(question, Watch.of_rank(0), cores())
         if question.json:
             print(json.dumps(as_json(answer), indent=2))
         else:

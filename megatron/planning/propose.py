@@ -5,6 +5,7 @@ The second search finds the best way without a split vocabulary, to compare with
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from megatron.flags.words import split
@@ -36,12 +37,13 @@ _USUAL: Final = (
 """Flags that a job with replicas has, if its command line does not say otherwise."""
 
 
-def propose(question: Question, watch: Watch | None = None) -> Answer:
+def propose(question: Question, watch: Watch | None = None, processes: int = 1) -> Answer:
     """Return the way to run a job that is expected to be the fastest that fits.
 
     Args:
         question: the job.
         watch: shows the progress; if it has a limit of time, it ends the searches early.
+        processes: processes that look at ways at once; the answer does not depend on them.
 
     Raises:
         ValueError: no way to run the job was found that fits, or none at all; the error says what
@@ -49,12 +51,25 @@ def propose(question: Question, watch: Watch | None = None) -> Answer:
     """
     watch = Watch() if watch is None else watch
     question = _without_auto(question)
-    gpu, line = question.gpus.gpu, _line(question)
-    runs = Runs(gpu, watch, keeps_timelines=question.explore is not None)
+    runs = Runs(
+        question.gpus.gpu,
+        watch,
+        keeps_timelines=question.explore is not None,
+        processes=processes,
+    )
+    try:
+        return _answer(question, runs, watch)
+    finally:
+        runs.close()
+
+
+def _answer(question: Question, runs: Runs, watch: Watch) -> Answer:
+    """Return the answer of two searches."""
+    line = _line(question)
     found = _first(question, line, runs, watch)
     if found.taken is None:
         raise ValueError(_nothing_fits(question, found))
-    best, other = found, _unsplit(question, line, found, runs, watch)
+    best, other = found, _unsplit(question, line, runs, watch, found)
     is_open = bool(opened((VOCABULARY,), line))
     if is_open and other.taken and best_of((found.taken, other.taken)) is other.taken:
         best = replace(other, ways=by_seconds((*other.ways, *found.ways)))
@@ -88,7 +103,8 @@ def _first(question: Question, line: Line, runs: Runs, watch: Watch) -> Found:
     """
     dimensions = without(DIMENSIONS, question.without)
     try:
-        return Search(question.gpus.gpu, dimensions, watch=watch, runs=runs).run(line)
+        search = Search(question.gpus.gpu, dimensions, watch=watch, runs=runs)
+        return search.run(line, meanwhile=partial(_unsplit, question, line, runs, watch))
     except ValueError as error:
         if not question.without:
             raise
@@ -145,7 +161,7 @@ def _line(question: Question) -> Line:
     return Line(given, question.gpus.count).edited(usual)
 
 
-def _unsplit(question: Question, line: Line, found: Found, runs: Runs, watch: Watch) -> Found:
+def _unsplit(question: Question, line: Line, runs: Runs, watch: Watch, found: Found) -> Found:
     """Return the ways without a split vocabulary.
 
     The search begins with the best ways of the other search, so that it is no worse than these. If

@@ -43,6 +43,10 @@ class Line:
             raise ValueError("\n".join(found.mistakes))
         return cls({option: tuple(values) for option, values in found.given.items()}, world_size)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Leave what was read from the line behind when it goes to another process."""
+        return Line, (self.given, self.world_size, self.edits)
+
     def edited(self, choice: Choice) -> "Line":
         """Return the line with some edits."""
         edits = {edit.option: edit for edit in self.edits}

@@ -41,8 +41,8 @@ from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.buckets import make_buckets
-from megatron.runtime.replayed import cuda_graphs
 from megatron.runtime.pipeline import PipelineRank
+from megatron.runtime.replayed import cuda_graphs
 from megatron.runtime.replication import Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases

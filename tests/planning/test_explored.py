@@ -35,6 +35,22 @@ def answered() -> Answer:
     return propose(question_of([*WORDS, "--explore", "unused"], None))
 
 
+def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
+    """Other processes look at ways that are likely to be asked for, and change nothing else."""
+    question = question_of([*WORDS, "--explore", "unused"], None)
+    with_others = propose(question, processes=3)
+    assert as_json(with_others) == as_json(answered())
+    assert _comparable(with_others) == _comparable(answered())
+
+
+def _comparable(answer: Answer) -> list[tuple[object, ...]]:
+    """Return what is told of every way."""
+    return [
+        (own.proposal.words, own.proposal.seconds, own.proposal.peak, own.role, own.timeline)
+        for own in answer.seen
+    ]
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> tuple[WaysFolder, list[dict[str, Any]]]:
     """Return the folder of the answer as it is read, and its ways as they stand in the file."""

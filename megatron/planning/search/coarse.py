@@ -6,15 +6,16 @@ a layer by a factor, such as recomputation, are counted once each. The result ra
 plans of some of them correct the rank of the others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, product, takewhile
-from math import prod
 from typing import Final
 
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.known import Known
+from megatron.planning.processes import AHEAD
 from megatron.planning.search.dimension import Dimension, combined
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
@@ -59,6 +60,7 @@ class Coarse:
     _placed: list[Line] = field(default_factory=list)
     """Lines of all shapes with all stages."""
     _factors: dict[tuple[str, Choice], Factor] = field(default_factory=dict)
+    _ordered: dict[Combination, list[Factor]] = field(default_factory=dict)
     _held: dict[tuple[object, ...], Promise] = field(default_factory=dict)
     _allowed: dict[tuple[object, ...], bool] = field(default_factory=dict)
     _able: dict[tuple[object, ...], frozenset[Choice]] = field(default_factory=dict)
@@ -75,15 +77,27 @@ class Coarse:
         early = len(list(takewhile(lambda own: not own.later, self._of("shape"))))
         alike = None if near is None else {self._shape_of(own)[:early] for own in near}
         counting = self.watch.part(self.watch.left / 2)
-        for line in combined(self.line, self._of("shape")):
-            choices = self._choices_of(line)
-            if choices in self._shapes or (alike is not None and choices[:early] not in alike):
-                continue
+        counted = {
+            choices: line
+            for line in combined(self.line, self._of("shape"))
+            if (choices := self._choices_of(line)) not in self._shapes
+            and (alike is None or choices[:early] in alike)
+        }
+        self._expect(counted.values())
+        for choices, line in counted.items():
             if (shape := self._counted(line)) is not None:
                 self._shapes[choices] = line, shape
         lines = [line for line, _ in self._shapes.values()]
         self._placed = [one for line in lines for one in combined(line, self._of("pipeline"))]
-        counted = {name for name, _ in self._factors}
+        self._ordered.clear()
+        factors = self._uncounted()
+        self._expect(line.edited(own) for one, line in factors for own in one.choices(line))
+        for dimension, line in factors:
+            self._count_factor(dimension, line, counting)
+
+    def _uncounted(self) -> list[tuple[Dimension, Line]]:
+        """Return factors that are not counted yet, each with the line beside which it is."""
+        counted, found = {name for name, _ in self._factors}, list[tuple[Dimension, Line]]()
         for dimension in self.dimensions:
             if dimension.name not in counted and (dimension.kind == "factor" or dimension.counted):
                 numbers = [len(dimension.choices(one)) for one in self._placed]
@@ -91,7 +105,8 @@ class Coarse:
                 able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
                 if most > 1:
                     line = _typical(able) if dimension.later else _middle(able)
-                    self._count_factor(dimension, line, counting)
+                    found.append((dimension, line))
+        return found
 
     def has(self, combination: Combination) -> bool:
         """Return whether the dimensions have all choices of a combination."""
@@ -206,6 +221,16 @@ class Coarse:
         )
         return one.edited((set_to(_BATCH, _BATCHES * batch_share(one.flags).at_once),))
 
+    def _expect(self, lines: Iterable[Line]) -> None:
+        """Let other processes count lines that are about to be counted."""
+        if self.runs.helpers:
+            self.runs.expect("bound", self._smalls(lines), AHEAD)
+
+    def _smalls(self, lines: Iterable[Line]) -> Iterator[Line]:
+        for line in lines:
+            with suppress(ValueError):  # told where the line is counted
+                yield self._small(line, 1)
+
     def _bounds(self, line: Line, stages: int) -> Known | None:
         try:
             return self.runs.bound(self._small(line, stages))
@@ -276,14 +301,18 @@ class Coarse:
         found = list[Rough]()
         _, shape = self._shapes[self._choices_of(placed)]
         stages = placed.flags[PipelineRankSettings].size
+        names = [own.name for own in self._of("factor")]
         for chosen in product(*ways):
             edits = tuple(edit for own in chosen for edit in own)
             line = placed.edited(edits)
             micro, (_, batches, rest) = _samples(line), batch_share(line.flags)
             if rest or not batches:
                 continue
+            factors = self._factors_of(names, chosen)
+            combination = self._combinations(placed, chosen)
             for order in self._beside(placed, edits, orders):
-                own, in_full = self._times(chosen, order), self._times(chosen, order, in_full=True)
+                known = [*factors, *self._factors_of_order(order)]
+                own, in_full = _product(known), _product(known, in_full=True)
                 promise = self._promised(placed, order, stages, batches, micro)
                 kept = own.kept * shape.kept / stages
                 all_kept = in_full.kept * shape.kept / stages
@@ -291,7 +320,7 @@ class Coarse:
                 seconds = micro * own.seconds * shape.seconds / stages
                 found.append(
                     Rough(
-                        self._combination(placed, chosen, order),
+                        combination(order),
                         (stages, *order),
                         seconds * (batches + promise.bubble),
                         own.static * (shape.whole / stages + shape.shared) + held,
@@ -313,32 +342,36 @@ class Coarse:
                 orders = [each for each in orders if each[at] in self._able[key]]
         return orders
 
-    def _times(self, chosen: Combination, order: Combination, *, in_full: bool = False) -> Factor:
-        """Return the product of the factors of some choices.
+    def _factors_of(self, names: Sequence[str], chosen: Combination) -> list[Factor]:
+        """Return the counted factors of a choice for each of some dimensions."""
+        named = zip(names, chosen, strict=True)
+        return [self._factors[key] for key in named if key in self._factors]
 
-        Args:
-            chosen: a choice for every factor.
-            order: a choice for every dimension of the order.
-            in_full: whether no choice keeps less than the plain choice of its dimension.
-        """
-        names = [own.name for kind in ("factor", "order") for own in self._of(kind)]
-        named = zip(names, (*chosen, *order), strict=True)
-        known = [self._factors[key] for key in named if key in self._factors]
-        if in_full:
-            known = [own._replace(kept=max(own.kept, 1.0)) for own in known]
-        return Factor(*(prod(values) for values in zip(*known, strict=True))) if known else Factor()
+    def _factors_of_order(self, order: Combination) -> list[Factor]:
+        if order not in self._ordered:
+            names = [own.name for own in self._of("order")]
+            self._ordered[order] = self._factors_of(names, order)
+        return self._ordered[order]
 
-    def _combination(self, placed: Line, chosen: Combination, order: Combination) -> Combination:
-        """Return the choices of all dimensions, in the order of the dimensions."""
-        factors, orders = iter(chosen), iter(order)
-        return tuple(
+    def _combinations(
+        self, placed: Line, chosen: Combination
+    ) -> Callable[[Combination], Combination]:
+        """Return what makes the choices of all dimensions of the choices of an order."""
+        factors = iter(chosen)
+        whole = [
             next(factors)
             if own.kind == "factor"
-            else next(orders)
-            if own.kind == "order"
             else tuple(edit for edit in placed.edits if edit.option in own.options)
             for own in self.dimensions
-        )
+        ]
+        places = [at for at, own in enumerate(self.dimensions) if own.kind == "order"]
+
+        def combination(order: Combination) -> Combination:
+            for at, choice in zip(places, order, strict=True):
+                whole[at] = choice
+            return tuple(whole)
+
+        return combination
 
     def _promised(
         self, line: Line, order: Combination, stages: int, batches: int, micro: int
@@ -348,6 +381,20 @@ class Coarse:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))
         return self._held[key]
+
+
+def _product(factors: Sequence[Factor], *, in_full: bool = False) -> Factor:
+    """Return the product of some factors.
+
+    Args:
+        factors: the factors.
+        in_full: whether no choice keeps less than the plain choice of its dimension.
+    """
+    seconds = static = kept = 1.0
+    for own in factors:
+        seconds, static = seconds * own.seconds, static * own.static
+        kept *= max(own.kept, 1.0) if in_full else own.kept
+    return Factor(seconds, static, kept)
 
 
 def _middle(lines: Sequence[Line]) -> Line:

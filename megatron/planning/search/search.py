@@ -2,14 +2,15 @@
 
 All combinations of choices are ranked by a rough count (``coarse.py``). The most promising is
 estimated by a plan of few microbatches, again and again; an estimate corrects what is expected of
-combinations with the same stages and order of passes. Then the best run is varied. Last, the
-fastest are planned in full. Then the same follows for the choices of later dimensions, with
-estimates of their own. Work is counted, not timed, so a question has the same answer on every
-machine.
+combinations with the same stages and order of passes. Then the best run is varied. Then the same
+follows for the choices of later dimensions, with estimates of their own. Last, the fastest are
+planned in full. Work is counted, not timed, so a question has the same answer on every machine.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from math import inf
 from typing import Final
 
@@ -21,6 +22,7 @@ from megatron.planning.search.expected import Expected
 from megatron.planning.search.rough import Combination, Ordering, Rough
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
+from megatron.run.edit import Choice
 from megatron.run.line import Key, Line
 from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
@@ -40,10 +42,10 @@ _SMALLEST: Final = 3
 """Estimates of the smallest combinations, if no other fits."""
 _BEGIN: Final = 3
 """Runs of another search with which a search begins, beside the best of all."""
-_FAR: Final = 1.1
-"""Combinations whose expected memory is above this multiple of the room are not estimated."""
 _REFUSALS: Final = 8
 """Combinations that rules may refuse until others of their stages and order are passed over."""
+_GUESSES: Final = 2
+"""Guesses of what is estimated next, for each other process."""
 _MOST_PASSES: Final = 130_000
 """Passes of the largest plan that is made in full; others are estimated by few microbatches."""
 
@@ -81,13 +83,21 @@ class Search:
         self._fitted = False
         self._found = Found()
 
-    def run(self, line: Line, begin: Sequence[Way] = ()) -> Found:
+    def run(
+        self,
+        line: Line,
+        begin: Sequence[Way] = (),
+        meanwhile: Callable[[Found], object] | None = None,
+    ) -> Found:
         """Search the edits of a line.
 
         Args:
             line: the line.
             begin: runs of another search, the fastest first. The combinations of the best are
                 looked at first, each with all choices of the last dimension.
+            meanwhile: what is done with the result later, and looks at more runs. It may be
+                rehearsed while whole plans are made (``Runs.rehearse``), with a result without
+                them.
 
         Raises:
             ValueError: nothing among them makes a run; the error has the reasons.
@@ -95,11 +105,18 @@ class Search:
         coarse, rough = self._ranked(line)
         early = [way for way in begin if coarse.has(way.choices)]
         self._look(line, coarse, rough, [*best_first(early), *early[:_BEGIN]], _LEAST)
-        self._settle(line, rough)
+        self._choose(whole=False)  # a whole plan may take long, and a later choice be better
+        left = self._estimates
         if more := self._later(line, coarse, rough):
             self._vary_later(line, coarse)
             self._look(line, coarse, more, [way for way in best_first(begin) if way not in early])
-            self._settle(line, more)
+        self._estimates = left
+        self._expected.hopefully()
+        if meanwhile is not None:
+            self._choose(whole=False)
+            if self._found.taken is not None:
+                self._runs.rehearse(partial(meanwhile, self._found))
+        self._settle(line, [*rough, *more])
         self._check_found()
         return self._found
 
@@ -218,17 +235,25 @@ class Search:
 
         def look(first: Rough) -> None:
             nonlocal made
+            self._expect(line, first, waiting)
             waiting[first.ordering].remove(first)
             made += self._estimate(line, first)
 
         look_closer(able, self._expected.costs, is_enough, look)
 
+    def _expect(
+        self, line: Line, first: Rough, waiting: Mapping[Ordering, Sequence[Rough]]
+    ) -> None:
+        """Let other processes estimate what is likely to be estimated after ``first``."""
+        if helpers := self._runs.helpers:
+            likely = islice(self._expected.guessed(first, waiting), _GUESSES * helpers)
+            self._runs.expect("estimate", [line.edited(_edits(own)) for own in likely])
+
     def _first(self, ordering: Ordering, waiting: Sequence[Rough]) -> Rough | None:
         """Return the fastest combination of an ordering that is expected to fit, if any."""
-        if not self._expected.knows(ordering) and self._refusals[ordering] >= _REFUSALS:
+        if ordering not in self._expected and self._refusals[ordering] >= _REFUSALS:
             return None
-        more = self._expected.more_bytes(ordering)
-        return next((own for own in waiting if own.peak + more <= _FAR * own.room), None)
+        return self._expected.first(ordering, waiting)
 
     def _look_at_smallest(self, line: Line, rough: Sequence[Rough]) -> None:
         """Estimate the combinations that are expected to hold the least."""
@@ -248,7 +273,7 @@ class Search:
 
     def _estimate(self, line: Line, rough: Rough) -> bool:
         """Estimate a combination and learn from it; return whether that took work."""
-        chosen = line.edited(tuple(edit for choice in rough.choices for edit in choice))
+        chosen = line.edited(_edits(rough))
         if chosen.key in self._ways:
             return False
         try:
@@ -275,14 +300,21 @@ class Search:
     def _best_seconds(self) -> float:
         return min((way.known.seconds for way in self._fitting()), default=inf)
 
-    def _choose(self) -> None:
-        """Look closer at the run to take, until its whole plan is made and it still is that run."""
+    def _choose(self, *, whole: bool = True) -> None:
+        """Look closer at the run to take, until it still is that run.
+
+        Args:
+            whole: whether its whole plan is made at last.
+        """
         found = self._found
 
         def to_take() -> list[Way]:
             return [way for way in best_first(self._fitting()) if way.known.level != "plan"]
 
-        look_closer(to_take, costs, self._is_too_long, self._look_at)
+        def is_enough(way: Way) -> bool:
+            return way.known.level != "unsearched" and (not whole or self._is_too_long(way))
+
+        look_closer(to_take, costs, is_enough, self._look_at)
         best = best_of(self._fitting())
         found.taken = best
         found.candidate = None if best is None else self._planned.get(best.choices)
@@ -297,9 +329,7 @@ class Search:
         self._learn(way, known)
 
     def _is_too_long(self, way: Way) -> bool:
-        """Return whether the next look at a run would make a plan with too many passes."""
-        if way.known.level == "unsearched":
-            return False
+        """Return whether the whole plan of a run would have too many passes."""
         request = self._runs.candidate(way.line).request
         chunks = request.chunks or request.traits.chunks
         return 3 * request.ranks * request.units * chunks > _MOST_PASSES  # F, B and W, about
@@ -315,6 +345,11 @@ class Search:
         self._ways[way.line.key] = way._replace(known=known)
         self._fitted |= way.known.fits
         self._expected.learn(self._roughs[way.line.key], known)
+
+
+def _edits(rough: Rough) -> Choice:
+    """Return the edits of a combination."""
+    return tuple(edit for choice in rough.choices for edit in choice)
 
 
 def _by_ordering(rough: Iterable[Rough]) -> Mapping[Ordering, list[Rough]]:

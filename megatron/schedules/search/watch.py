@@ -76,6 +76,10 @@ class Watch:
         """Return a watch that shows the progress on rank 0 only."""
         return cls(seconds, sys.stderr if rank == 0 else None)
 
+    def silence(self) -> None:
+        """Show nothing from now on."""
+        self._stream = None
+
     def again(self, seconds: float | None) -> "Watch":
         """Return a watch with ``seconds`` from now on, which writes to the same stream."""
         return self._beside(seconds, self._stream, counts_work=False)
@@ -101,6 +105,11 @@ class Watch:
         self._work.seconds += seconds
 
     @property
+    def worked(self) -> float:
+        """Seconds of work of all searches since this watch was made."""
+        return self._work.seconds - self._worked
+
+    @property
     def left(self) -> float:
         """Seconds of time or work that are left; infinite without a limit."""
         return inf if self.seconds is None else max(0.0, self.seconds - self._spent())
@@ -120,8 +129,7 @@ class Watch:
 
     def _spent(self) -> float:
         """Return the seconds that count against the limit."""
-        worked = self._work.seconds - self._worked
-        return worked if self.counts_work else self._clock() - self._begun
+        return self.worked if self.counts_work else self._clock() - self._begun
 
     def expect(self, plans: int) -> None:
         """Note that up to ``plans`` more plans are to be compared."""
