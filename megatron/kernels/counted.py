@@ -9,7 +9,7 @@ Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -18,19 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.autograd import apply, once_differentiable
 from megatron.kernels.cuda.grouped import grouped_weight_product
 from megatron.kernels.cuda.kernels import TYPES, CudaKernels
 from megatron.kernels.cuda.products import Products, add_of_this_version
 from megatron.kernels.declared import Declaration, declare, of_groups
-from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.reference.partial_attention import AttentionPart, knows_flash
 from megatron.kernels.reference.windowed_attention import knows_window, windowed_attention
-from megatron.kernels.scores import Scores
 
 Shapes = Callable[..., Tensor | tuple[Tensor, Tensor]]
 """A function that returns the results of an operator as tensors without values."""
@@ -119,47 +118,30 @@ class _CountedKernels(CudaKernels):
     def _flashes(self, part: AttentionPart) -> bool:
         return knows_flash(part)
 
-    def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+    def _packs(self, q_basd: Tensor, options: AttentionOptions) -> bool:
         is_there = find_spec(_PACKED_ATTENTION) is not None
-        return is_there and knows_packed(q_basd, scores, dropout)
+        return is_there and knows_packed(q_basd, options)
 
     def _attend_within(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        scores: Scores,
-        documents: Documents,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
-        return self.causal_attention(q_basd, k_bgsd, v_bgsd, dropout=0.0, scores=scores)
+        whole = replace(options, documents=None)
+        return self.causal_attention(q_basd, k_bgsd, v_bgsd, options=whole)
 
-    def _attends_in_window(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        scores: Scores,
-        dropout: float,
-        documents: Documents | None,
-    ) -> bool:
-        return knows_window(q_basd, k_bgsd, scores, dropout, documents)
+    def _attends_in_window(self, q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> bool:
+        return knows_window(q_basd, k_bgsd, options)
 
     def _attend_in_window(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        sinks_a: Tensor | None,
-        scores: Scores,
-        documents: Documents | None,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Attend as without documents: the count takes every sample for one document."""
-        if documents is None:
-            return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
-        return windowed_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, None)
+        if options.documents is None:
+            return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, options)
+        return windowed_attention(q_basd, k_bgsd, v_bgsd, replace(options, documents=None))
 
     def _attend(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Call the kernel that ``scaled_dot_product_attention`` would choose on the GPU.
 
@@ -169,8 +151,9 @@ class _CountedKernels(CudaKernels):
         and keep tensors of the same sizes, so the count says flash attention for either.
         """
         is_whole = q_basd.shape[2] == k_bgsd.shape[2]
+        dropout, scale = options.dropout, options.scores.scale
         if not is_whole and not dropout and self._seen_by_cudnn(q_basd, k_bgsd):
-            return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+            return super()._attend(q_basd, k_bgsd, v_bgsd, options)
         channels, is_wide = q_basd.shape[3], q_basd.dtype == torch.float32
         if not is_wide and channels <= _WIDEST_HEAD:
             return _flash_attention(q_basd, k_bgsd, v_bgsd, dropout, scale)

@@ -8,7 +8,7 @@ and multiplies no matrices; only an operator that does something else declares i
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +27,11 @@ class Sizes(NamedTuple):
         return 2 * self.m * self.n * self.k * self.batch
 
 
+Quickness = Literal["16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks"]
+"""Products that a GPU multiplies at rates of their own, by the factors and by the library: all of
+those in 8 bits are products of cuBLAS. Other products are as quick as those of 16 bits."""
+
+
 @dataclass(frozen=True)
 class LaunchWork:
     """The work of an operator's launch.
@@ -38,6 +43,7 @@ class LaunchWork:
         product: sizes of its matrix product; ``None`` for other kernels, including attention.
         touched: bytes of an argument that the kernel touches, if it does not touch all; by name.
         unread: arguments that it changes in place without reading them.
+        quickness: the rate of its product.
     """
 
     flops: int = 0
@@ -45,6 +51,7 @@ class LaunchWork:
     product: Sizes | None = None
     touched: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    quickness: Quickness = "16 bits"
 
 
 Declaration = Callable[..., LaunchWork | None]
@@ -73,15 +80,15 @@ def declared(name: str, given: Callable[[], Mapping[str, Any]]) -> LaunchWork | 
     return _WHOLE if own is None else own(**given())
 
 
-def multiplies(sizes: Sizes) -> LaunchWork:
+def multiplies(sizes: Sizes, quickness: Quickness = "16 bits") -> LaunchWork:
     """Return the work of a matrix product."""
-    return LaunchWork(sizes.flops, sizes.flops, sizes)
+    return LaunchWork(sizes.flops, sizes.flops, sizes, quickness=quickness)
 
 
-def of_rows(left_mk: Tensor, right_nk: Tensor) -> LaunchWork:
+def of_rows(left_mk: Tensor, right_nk: Tensor, quickness: Quickness) -> LaunchWork:
     """Return the work of the product of the rows of one factor with the rows of the other."""
     (m, k), n = map(int, left_mk.shape), len(right_nk)
-    return multiplies(Sizes(m, n, k))
+    return multiplies(Sizes(m, n, k), quickness)
 
 
 def of_groups(left: Tensor, right: Tensor, groups: int) -> LaunchWork:

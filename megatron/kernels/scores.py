@@ -1,6 +1,7 @@
 """How attention turns products of queries and keys into scores."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Final
 
 
@@ -24,10 +25,16 @@ class Scores:
     window: int | None = None
     slopes_a: tuple[float, ...] = ()
 
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """The attributes, but the scale, that make scores something else than scaled products."""
+        others = fields(self)[1:]
+        return frozenset(own.name for own in others if getattr(self, own.name) != own.default)
+
     @property
     def are_products(self) -> bool:
         """Whether scores are scaled products only, without cap, window and ALiBi."""
-        return not self.softcap and self.window is None and not self.slopes_a
+        return not self.asked
 
     def of_heads(self, first: int, count: int) -> "Scores":
         """Return the form of the scores of ``count`` query heads from ``first`` on."""

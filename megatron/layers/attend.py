@@ -10,7 +10,7 @@ channels of a head.
 
 from torch import Tensor
 
-from megatron.kernels.scores import Scores
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.layers.attention_call import AttentionCall, Heads
 from megatron.layers.context_attention import context_attention
 from megatron.layers.forward_pass import ForwardPass
@@ -21,34 +21,21 @@ def attend(
     site: Site,
     forward_pass: ForwardPass,
     heads: Heads,
-    *,
-    dropout: float,
-    scores: Scores,
-    sinks_a: Tensor | None = None,
+    options: AttentionOptions,
 ) -> tuple[Tensor, ...]:
     """Return causal attention of this rank's queries.
 
     Args:
         site: the kernels, and the ranks that share sequences.
-        forward_pass: the documents of the microbatch, and its slice, if it is cut.
+        forward_pass: the slice of the microbatch, if it is cut.
         heads: queries, keys and values of the tokens that the pass has on this rank.
-        dropout: see ``Kernels.causal_attention``.
-        scores: see ``Kernels.causal_attention``.
-        sinks_a: see ``Kernels.causal_attention``.
+        options: of all query heads and of whole samples; see ``Kernels.causal_attention``.
 
     Returns:
         The attention in parts of consecutive tokens, [b, u, a, d] each, in order. The kernels may
         keep every part for the backward; so to keep all parts as one tensor would keep them twice.
     """
-    call = AttentionCall(
-        site.kernels,
-        scores,
-        dropout,
-        forward_pass.documents,
-        sinks_a,
-        forward_pass.sliced,
-        forward_pass.layer,
-    )
+    call = AttentionCall(site.kernels, options, forward_pass.sliced, forward_pass.layer)
     if site.context.size > 1:
         return context_attention(site.context, heads, call)
     return (call.of_all_tokens(heads),)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.heads import alone, is_view, split_heads
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.attend import attend
@@ -163,26 +164,18 @@ class SelfAttention(nn.Module):
 
     def _core(self, qkv_bsgcd: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, ...]:
         """As ``_whole_core``, in parts of consecutive tokens."""
-        rope, documents = forward_pass.rope, forward_pass.documents
-        kernels, context = self._site.kernels, self._site.context
-        dropout = self._begin_dropout(forward_pass)
-        is_whole = context.size == 1 and forward_pass.sliced is None
+        rope, kernels = forward_pass.rope, self._site.kernels
+        options = AttentionOptions(
+            self.scores, self._begin_dropout(forward_pass), forward_pass.documents, self.sinks()
+        )
+        is_whole = self._site.context.size == 1 and forward_pass.sliced is None
         if is_whole and self.q_layernorm is None and rope is None:
-            whole_bsf = kernels.causal_self_attention(
-                qkv_bsgcd,
-                dropout=dropout,
-                scores=self.scores,
-                documents=documents,
-                sinks_a=self.sinks(),
-            )
-            return (whole_bsf,)
+            return (kernels.causal_self_attention(qkv_bsgcd, options=options),)
         parts_buad = attend(
             self._site,
             forward_pass,
             self._turned_heads(qkv_bsgcd, rope, attends_to_copies=not is_whole),
-            dropout=dropout,
-            scores=self.scores,
-            sinks_a=self.sinks(),
+            options,
         )
         return tuple(part_buad.flatten(2) for part_buad in parts_buad)
 

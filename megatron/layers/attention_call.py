@@ -9,10 +9,9 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from megatron.kernels.documents import Documents
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.face import Kernels
 from megatron.kernels.heads import alone
-from megatron.kernels.scores import Scores
 from megatron.layers.slice_attention import seen_keys
 from megatron.layers.slices import SlicedPass
 
@@ -27,27 +26,25 @@ class AttentionCall:
 
     Attributes:
         kernels: compute attention.
-        scores: of all query heads; see ``Kernels.causal_attention``.
-        dropout: see ``Kernels.causal_attention``; the mask depends on the number of ranks that
-            share sequences, and on the slices.
-        documents: of whole samples; see ``Kernels.causal_attention``.
-        sinks_a: of all query heads; see ``Kernels.causal_attention``.
+        options: of all query heads and of whole samples. The mask of dropout depends on the number
+            of ranks that share sequences, and on the slices.
         sliced: the slice that the tokens are in; ``None``: they are in whole samples.
         layer: index of the layer in the whole model, for slices.
     """
 
     kernels: Kernels
-    scores: Scores
-    dropout: float = 0.0
-    documents: Documents | None = None
-    sinks_a: Tensor | None = None
+    options: AttentionOptions = PLAIN_ATTENTION
     sliced: SlicedPass | None = None
     layer: int = -1
 
     def of_heads(self, first: int, number: int) -> "AttentionCall":
         """Return the call for ``number`` query heads, starting with head ``first``."""
-        sinks = None if self.sinks_a is None else self.sinks_a[first : first + number]
-        return replace(self, scores=self.scores.of_heads(first, number), sinks_a=sinks)
+        return replace(self, options=self.options.of_heads(first, number))
+
+    @property
+    def window(self) -> int | None:
+        """Positions before its own that a query is given; ``None``: all, as documents need them."""
+        return None if self.options.documents else self.options.scores.window
 
     def seen(self, q_buad: Tensor, k_bzgd: Tensor, v_bzgd: Tensor) -> Tensor:
         """Return attention, [b, u, a, d], of queries that see z keys, the last u their own."""
@@ -55,10 +52,7 @@ class AttentionCall:
             q_buad.transpose(1, 2),
             k_bzgd.transpose(1, 2),
             v_bzgd.transpose(1, 2),
-            dropout=self.dropout,
-            scores=self.scores,
-            documents=self.documents,
-            sinks_a=self.sinks_a,
+            options=self.options,
         ).transpose(1, 2)
 
     def of_all_tokens(self, heads: Heads) -> Tensor:
@@ -70,5 +64,5 @@ class AttentionCall:
         if sliced is None:
             return self.seen(*heads)
         q_buad, *own = heads
-        window = None if self.documents else self.scores.window
-        return self.seen(alone(q_buad), *seen_keys(sliced, self.layer, own, [sliced.part], window))
+        keys = seen_keys(sliced, self.layer, own, [sliced.part], self.window)
+        return self.seen(alone(q_buad), *keys)

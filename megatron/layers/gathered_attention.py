@@ -35,8 +35,7 @@ def gathered_attention(
     if call.sliced is None:
         seen = apply_all(_Seen, own_2bugd, context)
     else:
-        window = None if call.documents else call.scores.window
-        seen = _seen_in_slice(context, own_2bugd, call.sliced, call.layer, window)
+        seen = _seen_in_slice(context, own_2bugd, call.sliced, call.layer, call.window)
         q_buad = alone(q_buad)
     chunks = zip(q_buad.chunk(2, dim=1), seen[::2], seen[1::2], strict=True)
     return tuple(call.seen(*chunk) for chunk in chunks)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.scores import PLAIN, Scores
 from megatron.layers.attend import attend
 from megatron.layers.forward_pass import PLAIN_PASS, ForwardPass
@@ -177,13 +178,10 @@ class LatentAttention(nn.Module):
         self, q_bsaw: Tensor, k_bsaw: Tensor, v_bsaw: Tensor, forward_pass: ForwardPass
     ) -> tuple[Tensor, ...]:
         """As ``_attend_whole``, in parts of consecutive tokens."""
-        parts_buaw = attend(
-            self._site,
-            forward_pass,
-            (q_bsaw, k_bsaw, v_bsaw),
-            dropout=self._begin_dropout(forward_pass),
-            scores=self.scores,
+        options = AttentionOptions(
+            self.scores, self._begin_dropout(forward_pass), forward_pass.documents
         )
+        parts_buaw = attend(self._site, forward_pass, (q_bsaw, k_bsaw, v_bsaw), options)
         values = self.settings.v_head_dim
         # The channels behind are the zeros that fill up the values.
         return tuple(part_buaw[..., :values].flatten(2) for part_buaw in parts_buaw)

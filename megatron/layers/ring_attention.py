@@ -45,12 +45,14 @@ def ring_attention(
     context: ContextParallel, heads: Heads, call: AttentionCall
 ) -> tuple[Tensor, ...]:
     """Return attention as ``context_attention`` does."""
-    assert not call.dropout, "config refuses dropout"
+    options = call.options
+    assert not options.dropout, "config refuses dropout"
     assert call.sliced is None, "config refuses slices"
     q_buad, k_bugd, v_bugd = heads
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))
-    sight = RingSight.of(context.rank, context.size, q_buad.shape[1], call.scores, call.documents)
-    given = alone(q_buad).transpose(1, 2), own_2bgud, call.sinks_a, call.kernels, context, sight
+    scores, documents, sinks_a = options.scores, options.documents, options.sinks_a
+    sight = RingSight.of(context.rank, context.size, q_buad.shape[1], scores, documents)
+    given = alone(q_buad).transpose(1, 2), own_2bgud, sinks_a, call.kernels, context, sight
     return (apply(_RingAttention, *given).transpose(1, 2),)
 
 

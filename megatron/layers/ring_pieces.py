@@ -161,7 +161,7 @@ class RingSight:
         seen, length = self._seen(queries, keys), queries.end - queries.first
         if seen == "nothing":
             return []
-        is_plain = not self.scores.softcap and not self.scores.slopes_a
+        is_plain = self.scores.asked <= {"window"}
         if is_plain and seen != "some":
             return [Piece(queries.indices, keys.indices, is_causal=seen == "causal")]
         if length <= (BLOCK if seen == "some" else SCORED_BLOCK):

@@ -10,6 +10,7 @@ from kernels.formulas import explicit_documents
 from kernels.implementations import IMPLEMENTATIONS, Implementation, relative_error
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart, PartView
 from megatron.kernels.scores import PLAIN, Scores
@@ -100,17 +101,17 @@ def test_what_goes_to_cudnn(case: str, calls: list[tuple[str, int, bool]], cudnn
     q, k, v = drawn(torch.bfloat16, 0, 136 if "136" in case else 8)
     first = {"fewer queries": 4, "heads of 136 channels": 4, "a single own key": 8}.get(case, 0)
     tried._attends_partly = lambda *_: True
-    tried._attends_in_window = lambda q, k, scores, *_: scores.are_products
+    tried._attends_in_window = lambda q, k, options: options.scores.are_products
     documents = None
     if case == "documents":
         documents = Documents.of(torch.zeros(2, SEQ, dtype=torch.int64), lambda t: t)
-    given: dict[str, Any] = {
-        "dropout": 0.1 if case == "dropout" else 0.0,
-        "scores": Scores(window=3) if "window" in case else PLAIN,
-        "documents": documents,
-        "sinks_a": torch.zeros(4) if case == "sinks" else None,
-    }
-    tried.causal_attention(q[:, :, first:], k, v, **given)
+    options = AttentionOptions(
+        Scores(window=3) if "window" in case else PLAIN,
+        0.1 if case == "dropout" else 0.0,
+        documents,
+        torch.zeros(4) if "sinks" in case else None,
+    )
+    tried.causal_attention(q[:, :, first:], k, v, options=options)
     assert cudnn.calls == calls
 
 

@@ -26,6 +26,7 @@ from kernels.formulas import (
 from kernels.implementations import HALF_UNIT, IMPLEMENTATIONS, Implementation
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads
 from megatron.kernels.scores import PLAIN, Scores
@@ -193,7 +194,7 @@ def test_causal_attention(
 ) -> None:
     assert_same(
         tried,
-        lambda *t: tried.kernels.causal_attention(*t, dropout=0.0),
+        lambda *t: tried.kernels.causal_attention(*t),
         explicit_attention,
         *(
             tried.activation(batch, seq, of, 8, seed=seed).transpose(1, 2)
@@ -208,7 +209,7 @@ def test_causal_self_attention(
 ) -> None:
     assert_same(
         tried,
-        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0),
+        lambda qkv: tried.kernels.causal_self_attention(qkv),
         explicit_self_attention,
         tried.activation(batch, seq, groups, heads // groups + 2, 8),
     )
@@ -233,7 +234,7 @@ SCORES = [
 def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq: int) -> None:
     assert_same(
         tried,
-        lambda *t: tried.kernels.causal_attention(*t, dropout=0.0, scores=scores),
+        lambda *t: tried.kernels.causal_attention(*t, options=AttentionOptions(scores)),
         lambda *t: explicit_attention(*t, scores=scores),
         *(
             tried.activation(2, seq, heads, 8, seed=seed).transpose(1, 2)
@@ -242,7 +243,7 @@ def test_attention_with_other_scores(tried: Implementation, scores: Scores, seq:
     )
     assert_same(
         tried,
-        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0, scores=scores),
+        lambda qkv: tried.kernels.causal_self_attention(qkv, options=AttentionOptions(scores)),
         lambda qkv: explicit_self_attention(qkv, scores=scores),
         tried.activation(1, seq, 4, 3, 8),
     )
@@ -261,7 +262,7 @@ def test_attention_within_documents(tried: Implementation, scores: Scores, seq: 
     assert_same(
         tried,
         lambda *t: tried.kernels.causal_attention(
-            *t, dropout=0.0, scores=scores, documents=documents
+            *t, options=AttentionOptions(scores, documents=documents)
         ),
         lambda *t: explicit_documents(*t, starts=starts, scores=scores),
         *(
@@ -291,9 +292,7 @@ def test_queries_of_the_last_positions_only(
             q[:, :, -queries:],
             k,
             v,
-            dropout=0.0,
-            scores=scores,
-            documents=documents if apart else None,
+            options=AttentionOptions(scores, documents=documents if apart else None),
         ),
         lambda q, k, v: explicit_documents(q, k, v, starts=starts, scores=scores)[:, :, -queries:],
         q,
@@ -322,10 +321,7 @@ def test_attention_with_sinks(
             q[:, :, -queries:],
             k,
             v,
-            dropout=0.0,
-            scores=scores,
-            documents=documents if apart else None,
-            sinks_a=sinks,
+            options=AttentionOptions(scores, documents=documents if apart else None, sinks_a=sinks),
         ),
         lambda q, k, v, sinks: explicit_documents(
             q, k, v, starts=starts, scores=scores, sinks=sinks
@@ -344,7 +340,9 @@ def test_sinks_in_a_fused_projection(tried: Implementation) -> None:
 
     assert_same(
         tried,
-        lambda qkv, sinks: tried.kernels.causal_self_attention(qkv, dropout=0.0, sinks_a=sinks),
+        lambda qkv, sinks: tried.kernels.causal_self_attention(
+            qkv, options=AttentionOptions(sinks_a=sinks)
+        ),
         explicit,
         tried.activation(2, 5, 4, 3, 8),
         tried.activation(4, seed=5),
@@ -361,7 +359,9 @@ def test_documents_in_a_fused_projection(tried: Implementation) -> None:
 
     assert_same(
         tried,
-        lambda qkv: tried.kernels.causal_self_attention(qkv, dropout=0.0, documents=documents),
+        lambda qkv: tried.kernels.causal_self_attention(
+            qkv, options=AttentionOptions(documents=documents)
+        ),
         explicit,
         tried.activation(2, 5, 4, 3, 8),
     )
@@ -373,7 +373,9 @@ def test_the_backward_with_other_scores_drops_what_the_forward_dropped(
     """The output is linear in the values, so that it meets a gradient as the values meet theirs."""
     q, k, v = (tried.activation(2, 4, 300, 8, seed=seed).requires_grad_() for seed in range(3))
     torch.manual_seed(0)
-    output = tried.kernels.causal_attention(q, k, v, dropout=0.5, scores=Scores(window=280))
+    output = tried.kernels.causal_attention(
+        q, k, v, options=AttentionOptions(Scores(window=280), 0.5)
+    )
     grad, state = tried.activation(*output.shape, seed=4), torch.get_rng_state()
     (gradient,) = torch.autograd.grad(output, v, grad)
     assert torch.equal(torch.get_rng_state(), state)
@@ -384,7 +386,7 @@ def test_the_backward_with_other_scores_drops_what_the_forward_dropped(
     assert abs((v.double() * gradient.double()).sum().item() - met) < accuracy * bound
     assert abs(met) > 0.001 * bound  # or the same would hold of other masks
     dropped = tried.kernels.causal_attention(
-        q, k, torch.ones_like(v), dropout=0.25, scores=Scores(window=0)
+        q, k, torch.ones_like(v), options=AttentionOptions(Scores(window=0), 0.25)
     )
     assert set(dropped.unique().tolist()) == {
         0.0,
@@ -395,7 +397,9 @@ def test_the_backward_with_other_scores_drops_what_the_forward_dropped(
 def test_dropout_of_attention_keeps_the_mean(tried: Implementation) -> None:
     torch.manual_seed(0)
     q, k = (tried.activation(64, 4, 8, 16, seed=seed) for seed in range(2))
-    kept = tried.kernels.causal_attention(q, k, torch.ones_like(k), dropout=0.25)
+    kept = tried.kernels.causal_attention(
+        q, k, torch.ones_like(k), options=AttentionOptions(dropout=0.25)
+    )
     first = kept[:, :, 0]  # one weight of 1: dropped, or scaled by 1 / 0.75
     dropped, scaled = first.unique().tolist()
     assert dropped == 0.0

@@ -5,8 +5,9 @@ import torch
 from harness.small_models import Operators
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.counted import AMPERE, CountedGpu, counted_kernels
-from megatron.kernels.scores import PLAIN, Scores
+from megatron.kernels.scores import Scores
 
 META = torch.device("meta")
 
@@ -43,7 +44,7 @@ def test_attention_is_by_the_kernel_that_the_gpu_has(
 ) -> None:
     q, k, v = (_drawn(dtype, number, channels) for number in (heads, 2, 2))
     with Attention() as attention:
-        out = counted_kernels(dtype).causal_attention(q, k, v, dropout=0.0)
+        out = counted_kernels(dtype).causal_attention(q, k, v)
     assert out.shape == q.shape
     assert attention.kernels == expected
     out.backward(torch.empty_like(out))
@@ -75,7 +76,7 @@ def test_fewer_queries_than_keys_are_one_kernel_or_two(
     q, k, v = (_drawn(dtype, 2, 64) for _ in range(3))
     with Attention() as attention:
         counted_kernels(dtype, gpu).causal_attention(
-            q[:, :, 4:], k, v, dropout=dropout, scores=PLAIN
+            q[:, :, 4:], k, v, options=AttentionOptions(dropout=dropout)
         )
     assert attention.kernels == expected
 
@@ -102,7 +103,7 @@ def test_windows_alone_are_one_kernel(
     q, k, v = (_drawn(dtype, 2, 64) for _ in range(3))
     with Attention() as attention:
         counted_kernels(dtype).causal_attention(
-            q[:, :, first:], k, v, dropout=dropout, scores=scores
+            q[:, :, first:], k, v, options=AttentionOptions(scores, dropout)
         )
     assert attention.kernels == expected
 
@@ -111,7 +112,7 @@ def test_plain_attention_counts_as_flash_attention_on_every_gpu() -> None:
     """PyTorch chooses between kernels that read, write and keep tensors of the same sizes."""
     q, k, v = (_drawn(torch.bfloat16, 2, 64) for _ in range(3))
     with Attention() as attention:
-        counted_kernels(torch.bfloat16, HOPPER).causal_attention(q, k, v, dropout=0.0)
+        counted_kernels(torch.bfloat16, HOPPER).causal_attention(q, k, v)
     assert attention.kernels == [FLASH]
 
 

@@ -122,7 +122,7 @@ def random_qkv(
 )
 def test_attention_in_float64_is_its_formula(batch: int, heads: int, groups: int, seq: int) -> None:
     qkv = random_qkv(batch, heads, groups, seq, 8, torch.float64)
-    output = CpuKernels().causal_attention(*qkv, dropout=0.0)
+    output = CpuKernels().causal_attention(*qkv)
     expected = explicit_attention(*qkv)
     grad = torch.randn(expected.shape, dtype=torch.float64)
     torch.testing.assert_close(output, expected)
@@ -138,7 +138,7 @@ def test_gradcheck_of_attention_across_blocks(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(compiled_attention, "BLOCK", 2)
     qkv = random_qkv(1, 4, 2, 5, 2, torch.float64)
     kernels = CpuKernels()
-    assert torch.autograd.gradcheck(lambda *t: kernels.causal_attention(*t, dropout=0.0), qkv)
+    assert torch.autograd.gradcheck(lambda *t: kernels.causal_attention(*t), qkv)
 
 
 def attention_in_bf16(
@@ -149,7 +149,7 @@ def attention_in_bf16(
         (t * scale).detach().requires_grad_() for t in random_qkv(batch, heads, groups, seq, size)
     ]
     wide = [t.detach().double().requires_grad_() for t in narrow]
-    output = kernels.causal_attention(*narrow, dropout=0.0)
+    output = kernels.causal_attention(*narrow)
     expected = explicit_attention(*wide)
     grad = torch.randn(expected.shape).bfloat16()
     got = torch.autograd.grad(output, narrow, grad)
@@ -190,8 +190,8 @@ def test_of_a_fused_projection_attention_is_that_of_its_parts(
     """To the bit: the same products of the same numbers, only gathered from elsewhere."""
     qkv = torch.randn(batch, seq, groups, heads // groups + 2, 16).bfloat16().requires_grad_()
     q, k, v = (t.transpose(1, 2) for t in split_heads(qkv))
-    apart = compiled().causal_attention(q, k, v, dropout=0.0).transpose(1, 2).flatten(2)
-    fused = compiled().causal_self_attention(qkv, dropout=0.0)
+    apart = compiled().causal_attention(q, k, v).transpose(1, 2).flatten(2)
+    fused = compiled().causal_self_attention(qkv)
     assert torch.equal(fused, apart)
     grad = torch.randn(apart.shape).bfloat16()
     for got, want in zip(
@@ -211,14 +211,14 @@ def test_gradients_of_a_row_of_scores_sum_to_zero() -> None:
     """Rounded probabilities do not sum to one: felt where all values are far from zero."""
     q, k, v = (t.detach() for t in random_qkv(1, 2, 2, 300, 16))
     q.requires_grad_()
-    output = compiled().causal_attention(q, torch.ones_like(k), v + 8, dropout=0.0)
+    output = compiled().causal_attention(q, torch.ones_like(k), v + 8)
     (grad,) = torch.autograd.grad(output, q, torch.randn(output.shape).bfloat16())
     assert grad.abs().max() < 0.01  # all keys are the same; 0.06 with a mean not over their sum
 
 
 def test_backward_of_attention_can_be_run_twice() -> None:
     qkv = random_qkv(1, 2, 2, 300, 16)
-    output = compiled().causal_attention(*qkv, dropout=0.0)
+    output = compiled().causal_attention(*qkv)
     grad = torch.randn(output.shape).bfloat16()
     first = torch.autograd.grad(output, qkv, grad, retain_graph=True)
     second = torch.autograd.grad(output, qkv, grad)
@@ -227,7 +227,7 @@ def test_backward_of_attention_can_be_run_twice() -> None:
 
 def test_gradient_that_is_not_finite_spares_the_keys_that_its_row_does_not_see() -> None:
     q, k, v = random_qkv(1, 2, 2, 150, 16)
-    output = compiled().causal_attention(q, k, v, dropout=0.0)
+    output = compiled().causal_attention(q, k, v)
     grad = torch.ones_like(output).index_fill(2, torch.tensor(70), math.nan)
     (k_grad,) = torch.autograd.grad(output, k, grad)
     assert k_grad[:, :, :71].isnan().all()
@@ -237,7 +237,7 @@ def test_gradient_that_is_not_finite_spares_the_keys_that_its_row_does_not_see()
 def test_what_is_not_finite_reaches_only_those_who_see_it() -> None:
     q, k, v = (t.detach() for t in random_qkv(1, 2, 2, 9, 16))
     q, k, v = (t.requires_grad_() for t in (q, k.index_fill(2, torch.tensor(5), math.nan), v))
-    output = compiled().causal_attention(q, k, v, dropout=0.0)
+    output = compiled().causal_attention(q, k, v)
     assert output[:, :, :5].isfinite().all()
     assert output[:, :, 5:].isnan().all()
     output.sum().backward()

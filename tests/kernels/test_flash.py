@@ -15,6 +15,7 @@ import torch
 from kernels.formulas import explicit_attention
 from torch import Tensor
 
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
 
@@ -178,7 +179,9 @@ SCORES = [PLAIN, Scores(scale=0.7), Scores(softcap=1.5), Scores(window=0), Score
 
 
 def attend(version: int, stub: Any, scores: Scores, documents: Documents | None = None) -> Tensor:
-    found: Tensor = flash.FlashAttention(version, stub).attend(*drawn(), scores, 0.0, documents)
+    found: Tensor = flash.FlashAttention(version, stub).attend(
+        *drawn(), AttentionOptions(scores, documents=documents)
+    )
     return found
 
 
@@ -199,8 +202,8 @@ def test_queries_of_the_last_positions(stub: Any, scores: Scores, queries: int) 
     q, k, v = drawn()
     expected = explicit_attention(*(t.double() for t in (q, k, v)), scores=scores)
     tried = flash.FlashAttention(2 if isinstance(stub, Version2) else 3, stub)
-    assert tried.refusal(q[:, :, -queries:], k, scores, 0.0, None) is None
-    got = tried.attend(q[:, :, -queries:], k, v, scores, 0.0, None)
+    assert tried.refusal(q[:, :, -queries:], k, AttentionOptions(scores)) is None
+    got = tried.attend(q[:, :, -queries:], k, v, AttentionOptions(scores))
     assert stub.given[-1]["causal"]
     assert [len(stub.given[-1][name][0]) for name in "qkv"] == [queries, 9, 9]
     expected = expected[:, :, -queries:]
@@ -215,7 +218,9 @@ def test_documents_of_which_ranks_share_the_positions_go_to_pytorch(
     documents = Documents.of(torch.tensor([[0, 0, 0, 3, 3, 3, 3, 3, 8], [0] * 9]), lambda t: t)
     q, k, _ = drawn()
     q, k = q[:, :, keys - queries : keys], k[:, :, :keys]
-    refusal = flash.FlashAttention(2, Version2()).refusal(q, k, PLAIN, 0.0, documents)
+    refusal = flash.FlashAttention(2, Version2()).refusal(
+        q, k, AttentionOptions(documents=documents)
+    )
     assert refusal == "documents of which ranks share the positions"
     assert not documents.are_of(q, k)
 
@@ -258,7 +263,7 @@ def test_gradients_are_summed_in_one_order_if_pytorch_is_asked_for_it(
 
 def test_dropout_goes_to_version_2() -> None:
     stub = Version2()
-    flash.FlashAttention(2, stub).attend(*drawn(), PLAIN, 0.25, None)
+    flash.FlashAttention(2, stub).attend(*drawn(), AttentionOptions(dropout=0.25))
     assert stub.given[0]["dropout_p"] == 0.25
 
 
@@ -289,7 +294,9 @@ def test_what_it_does_not_know_is_refused(
     version: int, query: Tensor, scores: Scores, dropout: float, words: str | None
 ) -> None:
     stub = Version2() if version == 2 else Version3()
-    refusal = flash.FlashAttention(version, stub).refusal(query, query, scores, dropout, None)
+    refusal = flash.FlashAttention(version, stub).refusal(
+        query, query, AttentionOptions(scores, dropout)
+    )
     assert refusal is None if words is None else words in refusal
 
 
@@ -300,7 +307,7 @@ def test_the_rest_goes_to_pytorch_and_the_log_says_so_once(
     tried._flash = (flash.FlashAttention(3, stub),)
     scores = Scores(slopes_a=SLOPES)
     with caplog.at_level("INFO"):
-        got = [tried.causal_attention(*drawn(), dropout=0.0, scores=scores) for _ in range(2)]
+        got = [tried.causal_attention(*drawn(), options=AttentionOptions(scores)) for _ in range(2)]
     assert stub.given == []
     expected = explicit_attention(*(t.double() for t in drawn()), scores=scores)
     torch.testing.assert_close(got[0].double(), expected, rtol=2**-6, atol=2e-2)
@@ -345,17 +352,17 @@ def test_plain_scores_are_left_to_cudnn_where_it_is_faster(
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
     [found] = flash.find_flash_attention(torch.device("cuda", 0))
     q, k, _ = drawn()
-    plain = found.refusal(q, k, PLAIN, 0.0, None)
+    plain = found.refusal(q, k, PLAIN_ATTENTION)
     assert plain == (None if version else "the speed of cuDNN on this GPU")
-    assert found.refusal(q, k, PLAIN, 0.1, None) is None
-    assert found.refusal(q[:, :, 4:], k, PLAIN, 0.0, None) == plain, "cuDNN in two parts"
-    assert found.refusal(q[:, :, 8:], k, PLAIN, 0.0, None) is None, "a single own key"
-    assert found.refusal(q, k, Scores(softcap=30.0), 0.0, None) is None
+    assert found.refusal(q, k, AttentionOptions(dropout=0.1)) is None
+    assert found.refusal(q[:, :, 4:], k, PLAIN_ATTENTION) == plain, "cuDNN in two parts"
+    assert found.refusal(q[:, :, 8:], k, PLAIN_ATTENTION) is None, "a single own key"
+    assert found.refusal(q, k, AttentionOptions(Scores(softcap=30.0))) is None
     wide = torch.zeros(1, 1, 4, 192, dtype=torch.bfloat16)
-    assert found.refusal(wide, wide, PLAIN, 0.0, None) is None
+    assert found.refusal(wide, wide, PLAIN_ATTENTION) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     [found] = flash.find_flash_attention(torch.device("cuda", 0))
-    assert found.refusal(q, k, PLAIN, 0.0, None) is None, "PyTorch would not take cuDNN"
+    assert found.refusal(q, k, PLAIN_ATTENTION) is None, "PyTorch would not take cuDNN"
 
 
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

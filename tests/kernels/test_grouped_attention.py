@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.counted import counted_kernels
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
 from megatron.kernels.scores import Scores
@@ -148,7 +149,7 @@ def test_a_count_keeps_the_keys_of_groups_too(scale: float | None) -> None:
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         out = counted_kernels(torch.float32).causal_attention(
-            q, k, v, dropout=0.0, scores=Scores(scale=scale)
+            q, k, v, options=AttentionOptions(Scores(scale=scale))
         )
     out.backward(torch.empty_like(out))
     assert max(tensor.numel() for tensor in kept) == q.numel()

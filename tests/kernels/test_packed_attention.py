@@ -10,6 +10,7 @@ import torch
 from kernels.formulas import explicit_attention, explicit_documents, first_positions
 from torch import Tensor
 
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference import kernels as reference
 from megatron.kernels.reference import packed_attention as packed
@@ -58,7 +59,7 @@ def test_every_document_is_a_sequence(
     monkeypatch.setattr(packed, "_kernel", lambda: varlen_formula)
     q, k, v = (torch.randn(3, heads, SEQ, 8).double() for heads in (4, groups, groups))
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
-    own = packed_attention(q, k, v, scores, documents)
+    own = packed_attention(q, k, v, AttentionOptions(scores, documents=documents))
     torch.testing.assert_close(own, explicit_documents(q, k, v, starts=STARTS, scores=scores))
 
 
@@ -76,9 +77,9 @@ def test_documents_of_a_part_of_the_positions_are_not_packed(
     monkeypatch.setattr(reference, "can_pack", lambda *_: True)
     packed: list[bool] = []
 
-    def noting(q: Tensor, k: Tensor, v: Tensor, scores: Scores, documents: Documents) -> Tensor:
+    def noting(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         packed.append(True)
-        return scored_attention(q, k, v, scores, 0.0, documents)
+        return scored_attention(q, k, v, options)
 
     monkeypatch.setattr(reference, "packed_attention", noting)
     q, k, v = (torch.randn(3, heads, SEQ, 8).double() for heads in (4, 2, 2))
@@ -87,8 +88,7 @@ def test_documents_of_a_part_of_the_positions_are_not_packed(
         q[:, :, keys - queries : keys],
         k[:, :, :keys],
         v[:, :, :keys],
-        dropout=0.0,
-        documents=documents,
+        options=AttentionOptions(documents=documents),
     )
     expected = explicit_documents(q, k, v, starts=STARTS)[:, :, keys - queries : keys]
     torch.testing.assert_close(own, expected)
@@ -96,7 +96,7 @@ def test_documents_of_a_part_of_the_positions_are_not_packed(
 
 
 def test_nothing_is_packed_on_a_cpu() -> None:
-    assert not can_pack(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), PLAIN, 0.0)
+    assert not can_pack(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), PLAIN_ATTENTION)
 
 
 class OnCuda:
@@ -126,9 +126,9 @@ def test_what_the_kernel_does_not_know_is_left_to_others(
     query: Any, scores: Scores, dropout: float, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert can_pack(query, scores, dropout) == expected
+    assert can_pack(query, AttentionOptions(scores, dropout)) == expected
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not can_pack(query, scores, dropout)
+    assert not can_pack(query, AttentionOptions(scores, dropout))
 
 
 def first_varlen_attn(query: Any, key: Any, value: Any, is_causal: bool = False) -> None:
@@ -152,4 +152,4 @@ def test_a_pytorch_whose_kernel_knows_less_packs_nothing(
     found = packed._kernel.__wrapped__()
     assert found is known
     monkeypatch.setattr(packed, "_kernel", lambda: found)
-    assert can_pack(OnCuda(), PLAIN, 0.0) == (known is not None)  # type: ignore[arg-type] # it stands in
+    assert can_pack(OnCuda(), PLAIN_ATTENTION) == (known is not None)  # type: ignore[arg-type] # it stands in

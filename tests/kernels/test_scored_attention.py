@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernels.largest_result import LargestResult
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.reference import scored_attention
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.scored_attention import BLOCK, FEWEST
@@ -16,7 +17,7 @@ def test_a_window_needs_memory_for_what_it_shows() -> None:
     q, k, v = (torch.randn(1, heads, seq_length, 4, requires_grad=True) for _ in range(3))
     scores = Scores(window=window, softcap=5.0, slopes_a=(0.5, 0.25))
     with LargestResult() as largest:
-        output = ReferenceKernels().causal_attention(q, k, v, dropout=0.1, scores=scores)
+        output = ReferenceKernels().causal_attention(q, k, v, options=AttentionOptions(scores, 0.1))
         output.sum().backward()
     assert heads * BLOCK * window < largest.elements <= heads * BLOCK * (BLOCK + window)
 
@@ -33,7 +34,7 @@ def test_blocks_of_long_samples_are_short_on_a_cpu(monkeypatch: pytest.MonkeyPat
         )
         leaves = [x.requires_grad_() for x in (q, k, v)]
         scores = Scores(window=650, slopes_a=(0.5, 0.25))
-        out = scored_attention.scored_attention(q, k, v, scores, 0.0)
+        out = scored_attention.scored_attention(q, k, v, AttentionOptions(scores))
         out.square().sum().backward()
         return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
 
@@ -56,5 +57,7 @@ def test_nothing_but_the_operands_is_kept_for_the_backward() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        ReferenceKernels().causal_attention(q, k, v, dropout=0.1, scores=Scores(softcap=5.0))
+        ReferenceKernels().causal_attention(
+            q, k, v, options=AttentionOptions(Scores(softcap=5.0), 0.1)
+        )
     assert kept == [q.shape, k.shape, v.shape]

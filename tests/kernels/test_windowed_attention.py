@@ -13,6 +13,7 @@ from kernels.formulas import explicit_documents, first_positions
 from kernels.test_packed_attention import OnCuda
 from torch import Tensor
 
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.documents import Documents
 from megatron.kernels.reference import windowed_attention as windowed
 from megatron.kernels.reference.windowed_attention import (
@@ -129,7 +130,9 @@ def test_output_and_gradients_are_those_of_the_formula(
     starts = STARTS if apart else ([0], [0], [0])
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t) if apart else None
     q, k, v = inputs
-    own = windowed_attention(q[:, :, -queries:], k, v, sinks, scores, documents)
+    own = windowed_attention(
+        q[:, :, -queries:], k, v, AttentionOptions(scores, 0.0, documents, sinks)
+    )
     want = explicit_documents(q, k, v, starts=starts, scores=scores, sinks=sinks)[:, :, -queries:]
     torch.testing.assert_close(own, want)
     grad = torch.randn_like(want)
@@ -144,11 +147,11 @@ def test_output_and_gradients_are_those_of_the_formula(
 def test_what_the_kernel_does_not_compute() -> None:
     documents = Documents.of(first_positions(STARTS, SEQ), lambda t: t)
     heads = torch.zeros(3, 4, SEQ, 8, dtype=torch.bfloat16)
-    assert knows_window(heads, heads, Scores(window=3), 0.0, documents)
-    assert not knows_window(heads[:, :, 2:], heads, PLAIN, 0.0, documents)
-    assert not knows_window(heads, heads, Scores(softcap=2.0), 0.0, None)
-    assert not knows_window(heads, heads, PLAIN, 0.1, None)
-    assert not can_window(heads, heads, PLAIN, 0.0, None), "a CPU"
+    assert knows_window(heads, heads, AttentionOptions(Scores(window=3), documents=documents))
+    assert not knows_window(heads[:, :, 2:], heads, AttentionOptions(documents=documents))
+    assert not knows_window(heads, heads, AttentionOptions(Scores(softcap=2.0)))
+    assert not knows_window(heads, heads, AttentionOptions(dropout=0.1))
+    assert not can_window(heads, heads, PLAIN_ATTENTION), "a CPU"
 
 
 @pytest.mark.parametrize(("capability", "takes"), [((8, 0), True), ((7, 5), False)])
@@ -157,4 +160,4 @@ def test_only_gpus_with_flash_attention_take_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     heads: Tensor = OnCuda()  # type: ignore[assignment] # as much of a tensor as is asked
-    assert can_window(heads, heads, PLAIN, 0.0, None) == takes
+    assert can_window(heads, heads, PLAIN_ATTENTION) == takes

@@ -46,7 +46,7 @@ with Operators() as operators:
         kernels.layer_norm(x, weight, weight, 1e-5),
         kernels.rms_norm(x, weight, 1e-5),
         kernels.rotate(heads, angles, angles, interleaved=False),
-        kernels.causal_attention(heads, heads, heads, dropout=0.0),
+        kernels.causal_attention(heads, heads, heads),
     ):
         y.backward(torch.empty_like(y))
     with torch.no_grad():

@@ -10,6 +10,7 @@ from harness.rank_pool import RankPool
 from kernels.formulas import explicit_documents, first_positions
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
@@ -96,7 +97,8 @@ def attend(
         patch.setattr(ring_pieces, "BLOCK", 2)
         patch.setattr(ring_pieces, "SCORED_BLOCK", 4)
         documents = Documents.of(first, lambda t: t) if apart else None
-        call = AttentionCall(kernels_for(CPU, dtype), scores, documents=documents)
+        options = AttentionOptions(scores, documents=documents)
+        call = AttentionCall(kernels_for(CPU, dtype), options)
         output = torch.cat(context_attention(context, (own[0], own[1], own[2]), call), 1)
         sent.append(0)
         gradients = torch.autograd.grad(output, own[:3], own[3])
@@ -202,7 +204,7 @@ def first_value_gradient(rank: int, size: int) -> float:
     grad = torch.zeros_like(v)
     position = int(kept[0])  # with equal scores a query gives 1 / (position + 1) to each key
     grad[:, 0] = (position + 1) * (256.0 if rank == 0 else 0.6)
-    call = AttentionCall(kernels_for(CPU, torch.bfloat16), PLAIN)
+    call = AttentionCall(kernels_for(CPU, torch.bfloat16))
     output = torch.cat(context_attention(context, (q, k, v), call), 1)
     [found] = torch.autograd.grad(output, v, grad)
     return float(found[0, 0, 0, 0])

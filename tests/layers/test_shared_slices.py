@@ -10,6 +10,7 @@ from kernels.formulas import explicit_documents, first_positions
 from layers.test_context_attention import CPU, GROUPS, STARTS, B, D, S, context_of, operands
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.scores import PLAIN, Scores
@@ -61,7 +62,8 @@ def attend(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(p2p, "send", send)
         documents = Documents.of(first_positions(STARTS, S), lambda t: t) if apart else None
-        call = AttentionCall(kernels_for(CPU, dtype), scores, documents=documents, layer=3)
+        options = AttentionOptions(scores, documents=documents)
+        call = AttentionCall(kernels_for(CPU, dtype), options, layer=3)
         outputs = []
         for part, mine in zip(parts, own, strict=True):
             q, k, v = (t.requires_grad_() for t in mine[:3])

@@ -11,6 +11,7 @@ from kernels.formulas import explicit_documents, first_positions
 from kernels.implementations import CPU, of_a_gpu, relative_error
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
@@ -54,9 +55,7 @@ def slice_by_slice(
     def run(number: int) -> Tensor:
         call = AttentionCall(
             kernels,
-            scores,
-            documents=documents,
-            sinks_a=sinks if with_sinks else None,
+            AttentionOptions(scores, documents=documents, sinks_a=sinks if with_sinks else None),
             sliced=SlicedPass(parts[number], seen),
             layer=3,
         )

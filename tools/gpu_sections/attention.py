@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.documents import Documents
 from megatron.kernels.face import Kernels
@@ -242,10 +243,7 @@ def _call(kernels: Kernels, own: Variant, drawn: _Drawn) -> _Call:
             drawn.q_basd,
             drawn.k_bgzd,
             drawn.v_bgzd,
-            dropout=0.0,
-            scores=own.scores,
-            documents=drawn.documents,
-            sinks_a=drawn.sinks_a,
+            options=AttentionOptions(own.scores, documents=drawn.documents, sinks_a=drawn.sinks_a),
         )
 
     def backward(out_basd: Tensor) -> Sequence[Tensor]:

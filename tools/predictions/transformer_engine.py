@@ -63,7 +63,9 @@ def _without_scales(steps: Sequence[Step], *, looks: bool) -> Iterator[Step]:
             if looked and not looks:
                 continue
         before = name
-        yield step._replace(name="eight_bit_product") if "grouped_eight_bit" in name else step
+        if "grouped_eight_bit" in name:
+            step = step._replace(name="eight_bit_product", quickness="8 bits")
+        yield step
 
 
 def _joined(steps: Iterator[Step]) -> Iterator[Step]:

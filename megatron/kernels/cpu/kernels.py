@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels import grouped
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.autograd import apply
 from megatron.kernels.cpu import compiled_attention
 from megatron.kernels.cpu.activations import (
@@ -20,11 +21,9 @@ from megatron.kernels.cpu.layer_norm import CompiledLayerNorm, WideLayerNorm
 from megatron.kernels.cpu.library import Library, expect
 from megatron.kernels.cpu.partial_attention import host_flash, host_flash_gradients
 from megatron.kernels.cpu.short_attention import LONGEST, ShortCausalAttention
-from megatron.kernels.documents import Documents
 from megatron.kernels.reference.activations import with_bias
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart, Gradients
-from megatron.kernels.scores import PLAIN, Scores
 
 TILE_ROWS = 1000
 """Vocabulary rows of a tile: its [t, n] part should stay in the second-level cache. The number is
@@ -71,11 +70,11 @@ class CpuKernels(ReferenceKernels):
         return super().layer_norm(x, weight_h, bias_h, epsilon)
 
     def _attend(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
-        if dropout == 0.0 and scale is None and q_basd.shape[2] <= LONGEST:
+        if options.are_plain and q_basd.shape[2] <= LONGEST:
             return apply(ShortCausalAttention, q_basd, k_bgsd, v_bgsd)
-        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        return super()._attend(q_basd, k_bgsd, v_bgsd, options)
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """See ``Kernels``."""
@@ -126,28 +125,19 @@ class CompiledKernels(CpuKernels):
         return apply(CompiledLayerNorm, x, weight_h, bias_h, epsilon, self._library)
 
     def _attend(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
-        if dropout == 0.0 and scale is None and q_basd.shape[2] <= compiled_attention.LONGEST:
+        if options.are_plain and q_basd.shape[2] <= compiled_attention.LONGEST:
             return compiled_attention.separate_attention(q_basd, k_bgsd, v_bgsd, self._library)
-        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        return super()._attend(q_basd, k_bgsd, v_bgsd, options)
 
     def causal_self_attention(
-        self,
-        qkv_bsgcd: Tensor,
-        *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
-        sinks_a: Tensor | None = None,
+        self, qkv_bsgcd: Tensor, *, options: AttentionOptions = PLAIN_ATTENTION
     ) -> Tensor:
         """See ``Kernels``."""
-        plain = scores == PLAIN and dropout == 0.0 and documents is None and sinks_a is None
-        if plain and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
+        if options.are_plain and qkv_bsgcd.shape[1] <= compiled_attention.LONGEST:
             return compiled_attention.fused_attention(qkv_bsgcd, self._library)
-        return super().causal_self_attention(
-            qkv_bsgcd, dropout=dropout, scores=scores, documents=documents, sinks_a=sinks_a
-        )
+        return super().causal_self_attention(qkv_bsgcd, options=options)
 
     def accumulate_(self, total: Tensor, part: Tensor) -> None:
         """See ``Kernels``."""

@@ -160,7 +160,7 @@ def grouped_block_product(
 @operator(
     "block_product(Tensor(a!) out_sn, Tensor left_sk, Tensor left_worth_cs, Tensor right_nk, "
     "Tensor right_worth_bc, Tensor? bias_n) -> ()",
-    lambda left_sk, right_nk, **_: of_rows(left_sk, right_nk),
+    lambda left_sk, right_nk, **_: of_rows(left_sk, right_nk, "8 bits by blocks"),
 )
 def block_product(
     out_sn: Tensor,
@@ -270,7 +270,7 @@ def _multiply_weights(
 @operator(
     "block_weight_product(Tensor(a!) out_oi, Tensor grad_op, Tensor grad_worth_bo, Tensor x_ip, "
     "Tensor x_worth_bi) -> ()",
-    lambda grad_op, x_ip, **_: of_rows(grad_op, x_ip),
+    lambda grad_op, x_ip, **_: of_rows(grad_op, x_ip, "8-bit weight gradients by blocks"),
 )
 def block_weight_product(
     out_oi: Tensor, grad_op: Tensor, grad_worth_bo: Tensor, x_ip: Tensor, x_worth_bi: Tensor

@@ -60,7 +60,7 @@ def quantise(
 @operator(
     "eight_bit_product(Tensor(a!) out, Tensor left_ik, Tensor left_worth, Tensor right_jk, "
     "Tensor right_worth, Tensor? bias_j, bool quick) -> ()",
-    lambda left_ik, right_jk, **_: of_rows(left_ik, right_jk),
+    lambda left_ik, right_jk, **_: of_rows(left_ik, right_jk, "8 bits"),
 )
 def eight_bit_product(
     out: Tensor,

@@ -21,16 +21,27 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.cuda.attention_parts import knows_seen, takes_cudnn
-from megatron.kernels.documents import Documents
 from megatron.kernels.reference.scored_attention import slopes_on
-from megatron.kernels.scores import Scores
 
 Version = Literal[2, 3]
 
 _MODULES: Final[dict[Version, str]] = {3: "flash_attn_interface", 2: "flash_attn"}
 _CAPABILITIES: Final[dict[Version, range]] = {3: range(9, 10), 2: range(8, 1000)}
 """The major compute capabilities of GPUs that each version runs on."""
+
+_COMPUTED: Final[dict[Version, frozenset[str]]] = {
+    3: frozenset({"softcap", "window", "documents"}),
+    2: frozenset({"softcap", "window", "documents", "slopes_a", "dropout"}),
+}
+"""The properties of ``AttentionOptions`` that each version computes."""
+
+_WORDS: Final = {
+    "sinks_a": "attention sinks",
+    "dropout": "dropout (version 2 does)",
+    "slopes_a": "ALiBi (version 2 does)",
+}
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
 _TYPES: Final = (torch.bfloat16, torch.float16)
@@ -53,47 +64,31 @@ class FlashAttention:
         self._dense: Callable[..., Any] = module.flash_attn_func
         self._packed: Callable[..., Any] = module.flash_attn_varlen_func
 
-    def refusal(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        scores: Scores,
-        dropout: float,
-        documents: Documents | None,
-    ) -> str | None:
+    def refusal(self, q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> str | None:
         """Return the reason why this version does not compute this attention, or ``None``."""
-        channels = q_basd.shape[3]
-        is_plain = scores.are_products and documents is None and not dropout
-        if self._prefers_cudnn and is_plain and knows_seen(q_basd, k_bgsd):
+        channels, documents = q_basd.shape[3], options.documents
+        if lacking := options.asked - _COMPUTED[self.version]:
+            return " and ".join(_WORDS.get(name, name) for name in sorted(lacking))
+        if self._prefers_cudnn and not options.asked and knows_seen(q_basd, k_bgsd):
             return "the speed of cuDNN on this GPU"
         if q_basd.dtype not in _TYPES:
             return f"{q_basd.dtype} (it has bf16 and fp16)"
         if channels > _WIDEST_HEAD or channels % _CHANNELS_AT_ONCE:
             return f"heads of {channels} channels (a multiple of 8, at most 256)"
-        if self.version == 3 and dropout:
-            return "dropout (version 2 does)"
-        if self.version == 2 and dropout and scores.softcap:
+        if options.asked >= {"dropout", "softcap"}:
             return "dropout of scores that are capped"
-        if self.version == 3 and scores.slopes_a:
-            return "ALiBi (version 2 does)"
         if documents is not None and not documents.are_of(q_basd, k_bgsd):
             return "documents of which ranks share the positions"
         return None
 
     def attend(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        scores: Scores,
-        dropout: float,
-        documents: Documents | None,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """See ``Kernels.causal_attention``."""
         heads = [t.transpose(1, 2) for t in (q_basd, k_bgsd, v_bgsd)]
-        options = self._options(q_basd, scores, dropout)
+        given, documents = self._given(q_basd, options), options.documents
         if documents is None:
-            out_bsad = _first(self._dense(*heads, **options))
+            out_bsad = _first(self._dense(*heads, **given))
         else:
             out_nad = _first(
                 self._packed(
@@ -102,14 +97,16 @@ class FlashAttention:
                     cu_seqlens_k=documents.bounds_k,
                     max_seqlen_q=documents.longest,
                     max_seqlen_k=documents.longest,
-                    **options,
+                    **given,
                 )
             )
             out_bsad = out_nad.unflatten(0, (len(q_basd), -1))
         return out_bsad.transpose(1, 2)
 
-    def _options(self, q_basd: Tensor, scores: Scores, dropout: float) -> dict[str, Any]:
-        options: dict[str, Any] = {
+    def _given(self, q_basd: Tensor, options: AttentionOptions) -> dict[str, Any]:
+        """Return the options by the names of the package's arguments."""
+        scores = options.scores
+        given: dict[str, Any] = {
             "softmax_scale": scores.scale_of(q_basd.shape[3]),
             "causal": True,
             "window_size": (-1, -1) if scores.window is None else (scores.window, 0),
@@ -117,11 +114,11 @@ class FlashAttention:
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
         if self.version == 2:
-            options |= {"dropout_p": dropout, "alibi_slopes": None}
+            given |= {"dropout_p": options.dropout, "alibi_slopes": None}
             if scores.slopes_a:
                 slopes_a = slopes_on(scores.slopes_a, q_basd.device, torch.float32)
-                options["alibi_slopes"] = slopes_a
-        return options
+                given["alibi_slopes"] = slopes_a
+        return given
 
 
 def find_flash_attention(device: torch.device) -> tuple[FlashAttention, ...]:

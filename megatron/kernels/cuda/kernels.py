@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.adamw import AdamWStep, AdamWTensors
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.autograd import apply, apply_all
 from megatron.kernels.cuda import attention_parts, block_products, update_operators
 from megatron.kernels.cuda.activations import Activation, Gated
@@ -22,11 +23,9 @@ from megatron.kernels.cuda.row_operators import WIDEST_ROW, turn
 from megatron.kernels.cuda.rows import CudaRows
 from megatron.kernels.cuda.slots import CudaSlots
 from megatron.kernels.cuda.update_operators import blocks_of
-from megatron.kernels.documents import Documents
 from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.reference.partial_attention import Attended, AttentionPart, Gradients
 from megatron.kernels.reference.rotation import Rotation
-from megatron.kernels.scores import PLAIN, Scores
 
 _LOG = logging.getLogger(__name__)
 
@@ -151,54 +150,35 @@ class CudaKernels(
         k_bgsd: Tensor,
         v_bgsd: Tensor,
         *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
-        sinks_a: Tensor | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
     ) -> Tensor:
         """See ``Kernels``."""
         for flash in self._flash:
-            refusal = flash.refusal(q_basd, k_bgsd, scores, dropout, documents)
-            refusal = refusal if sinks_a is None else "attention sinks"
+            refusal = flash.refusal(q_basd, k_bgsd, options)
             if refusal is None:
-                return flash.attend(q_basd, k_bgsd, v_bgsd, scores, dropout, documents)
+                return flash.attend(q_basd, k_bgsd, v_bgsd, options)
             self._say_once(f"attention: not by flash-attn {flash.version}, which lacks {refusal}")
-        return super().causal_attention(
-            q_basd,
-            k_bgsd,
-            v_bgsd,
-            dropout=dropout,
-            scores=scores,
-            documents=documents,
-            sinks_a=sinks_a,
-        )
+        return super().causal_attention(q_basd, k_bgsd, v_bgsd, options=options)
 
     def _attend(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         is_whole = q_basd.shape[2] == k_bgsd.shape[2]  # then PyTorch itself takes cuDNN
-        if not is_whole and not dropout and self._seen_by_cudnn(q_basd, k_bgsd):
-            scale = Scores(scale).scale_of(q_basd.shape[3])
+        if not is_whole and not options.dropout and self._seen_by_cudnn(q_basd, k_bgsd):
+            scale = options.scores.scale_of(q_basd.shape[3])
             return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, None, scale)
-        return super()._attend(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        return super()._attend(q_basd, k_bgsd, v_bgsd, options)
 
     def _seen_by_cudnn(self, q_basd: Tensor, k_bgsd: Tensor) -> bool:
         return self._has_cudnn and attention_parts.knows_seen(q_basd, k_bgsd)
 
     def _attend_in_window(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        sinks_a: Tensor | None,
-        scores: Scores,
-        documents: Documents | None,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
-        is_plain = scores.are_products and documents is None
-        if is_plain and self._seen_by_cudnn(q_basd, k_bgsd):
-            scale = scores.scale_of(q_basd.shape[3])
-            return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scale)
-        return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+        if options.asked <= {"sinks_a"} and self._seen_by_cudnn(q_basd, k_bgsd):
+            scale = options.scores.scale_of(q_basd.shape[3])
+            return attention_parts.seen_attention(q_basd, k_bgsd, v_bgsd, options.sinks_a, scale)
+        return super()._attend_in_window(q_basd, k_bgsd, v_bgsd, options)
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """See ``Kernels``."""

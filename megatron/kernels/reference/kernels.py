@@ -8,8 +8,8 @@ import sys
 from torch import Tensor
 from torch.nn import functional
 
+from megatron.kernels.attention_options import PLAIN_ATTENTION, AttentionOptions
 from megatron.kernels.autograd import apply
-from megatron.kernels.documents import Documents
 from megatron.kernels.heads import split_heads_to_keep
 from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReLU, with_bias
 from megatron.kernels.reference.block_products import BlockOperations
@@ -31,7 +31,6 @@ from megatron.kernels.reference.rotation import Rotation, turn
 from megatron.kernels.reference.scored_attention import scored_attention
 from megatron.kernels.reference.slots import SlotOperations
 from megatron.kernels.reference.windowed_attention import can_window, windowed_attention
-from megatron.kernels.scores import PLAIN, Scores
 from megatron.kernels.softmax import statistics_dtype
 from megatron.kernels.tiled.output_t import TiledOutput
 
@@ -266,10 +265,7 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         k_bgsd: Tensor,
         v_bgsd: Tensor,
         *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
-        sinks_a: Tensor | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
     ) -> Tensor:
         """softmax(scores of q kᵀ) v, where every position sees itself and earlier positions.
 
@@ -283,51 +279,33 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
                 values may be transposed views.
             k_bgsd: keys [b, g, s, d]; a is a multiple of g.
             v_bgsd: values [b, g, s, d].
-            dropout: probability of dropping an attention weight, 0 outside training.
-            scores: how products of queries and keys become scores.
-            documents: documents in samples of s positions or more; no document sees another
-                document. ``None``: every position sees all earlier positions.
-            sinks_a: a score of every query head, in any type, of a key that every position sees and
-                that has no value (arXiv 2309.17453). So the weights of a head add up to less than
-                1. ``None``: there is no such key.
+            options: scores, dropout, documents and sinks.
 
         Returns:
             A tensor of the queries' shape, laid out in memory as [b, s, a, d] where the kernel
             allows.
         """
-        if sinks_a is None and documents is None and scores.are_products:
+        documents = options.documents
+        if options.asked <= {"dropout"}:
             is_whole = q_basd.shape[2] == k_bgsd.shape[2]
             if is_whole or self._attends_partly(q_basd):
-                return self._attend(q_basd, k_bgsd, v_bgsd, dropout, scores.scale)
-        elif sinks_a is not None or documents is None:
-            if self._attends_in_window(q_basd, k_bgsd, scores, dropout, documents):
-                return self._attend_in_window(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
-        elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, scores, dropout):
-            return self._attend_within(q_basd, k_bgsd, v_bgsd, scores, documents)
-        return scored_attention(q_basd, k_bgsd, v_bgsd, scores, dropout, documents, sinks_a)
+                return self._attend(q_basd, k_bgsd, v_bgsd, options)
+        elif options.sinks_a is not None or documents is None:
+            if self._attends_in_window(q_basd, k_bgsd, options):
+                return self._attend_in_window(q_basd, k_bgsd, v_bgsd, options)
+        elif documents.are_of(q_basd, k_bgsd) and self._packs(q_basd, options):
+            return self._attend_within(q_basd, k_bgsd, v_bgsd, options)
+        return scored_attention(q_basd, k_bgsd, v_bgsd, options)
 
-    def _attends_in_window(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        scores: Scores,
-        dropout: float,
-        documents: Documents | None,
-    ) -> bool:
+    def _attends_in_window(self, q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> bool:
         """Return whether ``_attend_in_window`` computes this attention."""
-        return can_window(q_basd, k_bgsd, scores, dropout, documents)
+        return can_window(q_basd, k_bgsd, options)
 
     def _attend_in_window(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        sinks_a: Tensor | None,
-        scores: Scores,
-        documents: Documents | None,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Return attention in a window or with sinks, where ``_attends_in_window`` allows it."""
-        return windowed_attention(q_basd, k_bgsd, v_bgsd, sinks_a, scores, documents)
+        return windowed_attention(q_basd, k_bgsd, v_bgsd, options)
 
     def attend_to_part(self, part: AttentionPart) -> Attended:
         """Return softmax(scores of a part) v, and the logarithms of the scores' sums.
@@ -368,52 +346,39 @@ class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperation
         """Return whether ``_attend`` is quick for queries of the last positions only."""
         return q_basd.is_cuda
 
-    def _packs(self, q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+    def _packs(self, q_basd: Tensor, options: AttentionOptions) -> bool:
         """Return whether ``packed_attention`` computes attention within documents."""
-        return can_pack(q_basd, scores, dropout)
+        return can_pack(q_basd, options)
 
     def _attend_within(
-        self,
-        q_basd: Tensor,
-        k_bgsd: Tensor,
-        v_bgsd: Tensor,
-        scores: Scores,
-        documents: Documents,
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Return attention within documents; it is called only where ``_packs`` says so."""
-        return packed_attention(q_basd, k_bgsd, v_bgsd, scores, documents)
+        return packed_attention(q_basd, k_bgsd, v_bgsd, options)
 
     def _attend(
-        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, dropout: float, scale: float | None
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Return causal attention whose scores are scaled products; see ``scaled_dot_product``."""
-        return scaled_dot_product(q_basd, k_bgsd, v_bgsd, dropout, scale)
+        """Return attention with scaled products and dropout only; see ``scaled_dot_product``."""
+        return scaled_dot_product(q_basd, k_bgsd, v_bgsd, options.dropout, options.scores.scale)
 
     def causal_self_attention(
         self,
         qkv_bsgcd: Tensor,
         *,
-        dropout: float,
-        scores: Scores = PLAIN,
-        documents: Documents | None = None,
-        sinks_a: Tensor | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
     ) -> Tensor:
         """Return ``causal_attention`` of the output of a fused projection, without RoPE between.
 
         Args:
             qkv_bsgcd: [b, s, g, r + 2, d]: for every group its queries, its key and its value.
-            dropout: as in ``causal_attention``.
-            scores: as in ``causal_attention``.
-            documents: as in ``causal_attention``.
-            sinks_a: as in ``causal_attention``.
+            options: as in ``causal_attention``.
 
         Returns:
             [b, s, a d].
         """
         heads = (t.transpose(1, 2) for t in split_heads_to_keep(qkv_bsgcd))
-        context_basd = self.causal_attention(
-            *heads, dropout=dropout, scores=scores, documents=documents, sinks_a=sinks_a
-        )
+        context_basd = self.causal_attention(*heads, options=options)
         return context_basd.transpose(1, 2).flatten(2)
 
 

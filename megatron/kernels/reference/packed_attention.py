@@ -9,35 +9,42 @@ Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a h
 from collections.abc import Callable
 from functools import cache
 from inspect import signature
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from megatron.kernels.documents import Documents
-from megatron.kernels.scores import Scores
+from megatron.kernels.attention_options import AttentionOptions
 
 _WIDEST_HEAD, _CHANNELS_AT_ONCE = 256, 8
 LEAST_CAPABILITY = (8, 0)
 """The least compute capability of a GPU that PyTorch's flash attention runs on."""
 
+_COMPUTED: Final = frozenset({"window", "documents"})
+"""The properties of ``AttentionOptions`` that the kernel computes."""
 
-def can_pack(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
+
+def can_pack(q_basd: Tensor, options: AttentionOptions) -> bool:
     """Whether this PyTorch and this GPU have the kernel, and the kernel computes this attention."""
     return (
         q_basd.is_cuda
-        and knows_packed(q_basd, scores, dropout)
+        and knows_packed(q_basd, options)
         and torch.cuda.get_device_capability(q_basd.device) >= LEAST_CAPABILITY
         and _kernel() is not None
     )
 
 
-def knows_packed(q_basd: Tensor, scores: Scores, dropout: float) -> bool:
-    """Whether the kernel, if it is here, computes this attention: it has scale and window only."""
+def knows_packed(q_basd: Tensor, options: AttentionOptions) -> bool:
+    """Whether the kernel, if it is here, computes this attention."""
+    return options.asked <= _COMPUTED and knows_heads(q_basd)
+
+
+def knows_heads(q_basd: Tensor) -> bool:
+    """Whether PyTorch's flash attention takes heads of this type and size."""
     return (
         q_basd.dtype in (torch.bfloat16, torch.float16)
         and q_basd.shape[3] <= _WIDEST_HEAD
         and q_basd.shape[3] % _CHANNELS_AT_ONCE == 0
-        and not (dropout or scores.softcap or scores.slopes_a)
     )
 
 
@@ -53,11 +60,12 @@ def _kernel() -> Callable[..., object] | None:
 
 
 def packed_attention(
-    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, scores: Scores, documents: Documents
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
 ) -> Tensor:
     """See ``Kernels.causal_attention``."""
-    varlen_attn = _kernel()
+    varlen_attn, documents, scores = _kernel(), options.documents, options.scores
     assert varlen_attn is not None, "can_pack says whether it is there"
+    assert documents is not None, "samples without documents have quicker kernels"
     q_nad, k_ngd, v_ngd = (t.transpose(1, 2).flatten(0, 1) for t in (q_basd, k_bgsd, v_bgsd))
     out_nad = varlen_attn(
         q_nad,

@@ -11,15 +11,14 @@ x = b g; q positions of a block, y = r q, k keys that a block sees.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.autograd import apply, once_differentiable
-from megatron.kernels.documents import Documents
-from megatron.kernels.scores import Scores
 from megatron.kernels.softmax import statistics_dtype
 
 BLOCK = 256
@@ -33,38 +32,22 @@ samples have shorter blocks then. On a GPU short blocks would take more launches
 
 
 def scored_attention(
-    q_basd: Tensor,
-    k_bgsd: Tensor,
-    v_bgsd: Tensor,
-    scores: Scores,
-    dropout: float,
-    documents: Documents | None = None,
-    sinks_a: Tensor | None = None,
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, options: AttentionOptions
 ) -> Tensor:
     """See ``Kernels.causal_attention``. The backward draws the same random numbers again."""
-    seen = _Seen(scores, documents)
-    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, sinks_a, seen, dropout)
+    sinks_a = options.sinks_a
+    # Autograd has to see the sinks, and it alone keeps them for the backward.
+    others = options if sinks_a is None else replace(options, sinks_a=None)
+    return apply(_ScoredAttention, q_basd, k_bgsd, v_bgsd, sinks_a, others)
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """The scores and documents, which decide how much a query sees of each key.
-
-    Attributes:
-        scores: how products become scores.
-        documents: documents that do not see each other; ``None``: there are none.
-    """
-
-    scores: Scores
-    documents: Documents | None
-
-    def first_key(self, start: int) -> int:
-        """Return the first key that is seen by a query at position ``start`` or later."""
-        window, documents = self.scores.window, self.documents
-        first = 0 if window is None else max(0, start - window)
-        if documents is None:
-            return first
-        return max(first, int(documents.host_first_bs[:, start].min()))
+def _first_key(options: AttentionOptions, start: int) -> int:
+    """Return the first key that is seen by a query at position ``start`` or later."""
+    window, documents = options.scores.window, options.documents
+    first = 0 if window is None else max(0, start - window)
+    if documents is None:
+        return first
+    return max(first, int(documents.host_first_bs[:, start].min()))
 
 
 class _ScoredAttention(torch.autograd.Function):
@@ -75,15 +58,14 @@ class _ScoredAttention(torch.autograd.Function):
         k_bgsd: Tensor,
         v_bgsd: Tensor,
         sinks_a: Tensor | None,
-        seen: _Seen,
-        dropout: float,
+        options: AttentionOptions,
     ) -> Tensor:
         batch, heads, seq_length, size = q_basd.shape  # seq_length counts queries
-        ctx.seen, ctx.dropout = seen, dropout
+        ctx.options, dropout = options, options.dropout
         ctx.generator = _generator_state(q_basd.device) if dropout else None
         ctx.save_for_backward(q_basd, k_bgsd, v_bgsd, sinks_a)
         out_basd = q_basd.new_empty(batch, seq_length, heads, size).transpose(1, 2)
-        for block in _blocks(q_basd, k_bgsd, seen):
+        for block in _blocks(q_basd, k_bgsd, options):
             q_xyd, k_xkd = block.queries(q_basd), block.keys(k_bgsd)
             used_xyk = _drop(block.probabilities(q_xyd, k_xkd, sinks_a)[0], dropout)[0]
             block.write(used_xyk.to(v_bgsd.dtype) @ block.keys(v_bgsd), out_basd)
@@ -95,10 +77,8 @@ class _ScoredAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_basd: Tensor) -> tuple[Tensor | None, ...]:
         q_basd, k_bgsd, v_bgsd, sinks_a = ctx.saved_tensors
         with _repeating(ctx.generator, q_basd.device):
-            gradients = _gradients(
-                grad_basd, q_basd, k_bgsd, v_bgsd, sinks_a, ctx.seen, ctx.dropout
-            )
-        return (*gradients, None, None)
+            gradients = _gradients(grad_basd, q_basd, k_bgsd, v_bgsd, sinks_a, ctx.options)
+        return (*gradients, None)
 
 
 def _gradients(
@@ -107,8 +87,7 @@ def _gradients(
     k_bgsd: Tensor,
     v_bgsd: Tensor,
     sinks_a: Tensor | None,
-    seen: _Seen,
-    dropout: float,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of queries, keys, values and sinks."""
     batch, groups, seq_length, size = k_bgsd.shape
@@ -116,11 +95,11 @@ def _gradients(
     wide = statistics_dtype(k_bgsd.dtype)
     dk_xsd, dv_xsd = k_bgsd.new_zeros(2, batch * groups, seq_length, size, dtype=wide)
     dsinks_a = None if sinks_a is None else torch.zeros_like(sinks_a, dtype=wide)
-    for block in _blocks(q_basd, k_bgsd, seen):
+    for block in _blocks(q_basd, k_bgsd, options):
         q_xyd, grad_xyd = block.queries(q_basd), block.queries(grad_basd)
         k_xkd, v_xkd = block.keys(k_bgsd), block.keys(v_bgsd)
         dscore_xyk, used_xyk, dsunk_a = _scores_gradient(
-            block, q_xyd, grad_xyd, (k_xkd, v_xkd), sinks_a, dropout
+            block, q_xyd, grad_xyd, (k_xkd, v_xkd), sinks_a
         )
         block.write(dscore_xyk @ k_xkd, dq_basd)
         # Blocks see the same keys: sums over blocks are statistics, which are rounded once at the
@@ -143,7 +122,6 @@ def _scores_gradient(
     grad_xyd: Tensor,
     seen: tuple[Tensor, Tensor],
     sinks_a: Tensor | None,
-    dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the gradient of a block's products of queries and keys, and the weights of values.
 
@@ -154,19 +132,18 @@ def _scores_gradient(
         q_xyd: their queries.
         grad_xyd: the gradient of their outputs.
         seen: the keys and the values that they see, [x, k, d].
-        sinks_a: see ``scored_attention``.
-        dropout: see ``scored_attention``.
+        sinks_a: see ``AttentionOptions``.
     """
     k_xkd, v_xkd = seen
     prob_xyk, slope_xyk, sunk_xy1 = block.probabilities(q_xyd, k_xkd, sinks_a)
-    used_xyk, factor_xyk = _drop(prob_xyk, dropout)
+    used_xyk, factor_xyk = _drop(prob_xyk, block.options.dropout)
     dprob_xyk = (grad_xyd @ v_xkd.mT).to(prob_xyk.dtype)
     if factor_xyk is not None:
         dprob_xyk *= factor_xyk
     dsunk_a = None if sunk_xy1 is None else block.sinks_gradient(prob_xyk, dprob_xyk, sunk_xy1)
     # P (∇P - Σ P ∇P). It holds with sinks too: a sink has no value, so it adds nothing to the sum.
     dscore_xyk = torch.ops.aten._softmax_backward_data(dprob_xyk, prob_xyk, -1, prob_xyk.dtype)
-    dscore_xyk *= block.seen.scores.scale_of(q_xyd.shape[-1]) if slope_xyk is None else slope_xyk
+    dscore_xyk *= block.options.scores.scale_of(q_xyd.shape[-1]) if slope_xyk is None else slope_xyk
     return dscore_xyk.to(q_xyd.dtype), used_xyk.to(q_xyd.dtype), dsunk_a
 
 
@@ -180,7 +157,7 @@ class _Block:
         first_key: first key that a query of the block sees.
         first_query: position of the first query of all blocks.
         groups: key/value heads g.
-        seen: which keys queries see.
+        options: of the attention, without sinks.
     """
 
     start: int
@@ -188,7 +165,7 @@ class _Block:
     first_key: int
     first_query: int
     groups: int
-    seen: _Seen
+    options: AttentionOptions
 
     @property
     def own(self) -> slice:
@@ -219,7 +196,7 @@ class _Block:
         each is the scale. The third result is the probability of the sink, [x, y, 1]; ``None``:
         there are no sinks.
         """
-        scores = self.seen.scores
+        scores = self.options.scores
         scale, cap = scores.scale_of(q_xyd.shape[-1]), scores.softcap
         score_xyk, slope_xyk = (q_xyd @ k_xkd.mT).to(statistics_dtype(q_xyd.dtype)), None
         score_xyk *= scale
@@ -264,17 +241,17 @@ class _Block:
         """
         own_q1, keys_k = self._positions(device, torch.int64)
         hidden_qk = keys_k > own_q1
-        if self.seen.scores.window is not None:
-            hidden_qk |= keys_k < own_q1 - self.seen.scores.window
-        if self.seen.documents is None:
+        if self.options.scores.window is not None:
+            hidden_qk |= keys_k < own_q1 - self.options.scores.window
+        if self.options.documents is None:
             return hidden_qk
-        first_bq1 = self.seen.documents.first_bs[:, self.start : self.end, None]
+        first_bq1 = self.options.documents.first_bs[:, self.start : self.end, None]
         hidden_bqk = hidden_qk | (keys_k < first_bq1)
         return hidden_bqk.repeat_interleave(self.groups, 0).unsqueeze(1)
 
     def _biased(self, score_xrqk: Tensor) -> Tensor:
         """Return scores of ALiBi; up to 2^24 positions, distances in fp32 are exact."""
-        slopes_a = slopes_on(self.seen.scores.slopes_a, score_xrqk.device, score_xrqk.dtype)
+        slopes_a = slopes_on(self.options.scores.slopes_a, score_xrqk.device, score_xrqk.dtype)
         slopes_gr11 = slopes_a.view(self.groups, -1, 1, 1)
         score_bgrqk = score_xrqk.unflatten(0, (-1, self.groups))
         own_q1, keys_k = self._positions(score_xrqk.device, score_xrqk.dtype)
@@ -291,17 +268,17 @@ def _softmax_with_sink(score_xrqk: Tensor, sink_xr11: Tensor) -> tuple[Tensor, T
     return exp_xrqk.div_(total_xrq1), sunk_xrq1.div_(total_xrq1)
 
 
-def _blocks(q_basd: Tensor, k_bgsd: Tensor, seen: _Seen) -> Iterator[_Block]:
+def _blocks(q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> Iterator[_Block]:
     """Yield the blocks of all positions that have queries, in order."""
     groups, seq_length = k_bgsd.shape[1:3]
     start = first_query = seq_length - q_basd.shape[2]
     while start < seq_length:
-        first_key, length = seen.first_key(start), BLOCK
+        first_key, length = _first_key(options, start), BLOCK
         if q_basd.device.type == "cpu":
             of_query = q_basd.shape[0] * q_basd.shape[1] * (start + BLOCK - first_key)
             length = max(FEWEST, min(BLOCK, ON_A_CPU // of_query // FEWEST * FEWEST))
         end = min(start + length, seq_length)
-        yield _Block(start, end, first_key, first_query, groups, seen)
+        yield _Block(start, end, first_key, first_query, groups, options)
         start = end
 
 

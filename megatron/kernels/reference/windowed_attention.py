@@ -7,48 +7,43 @@ queries than keys.
 Shapes: b batch, a query heads, g key/value heads, s sequence, d channels of a head, n = b s.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.autograd import apply, once_differentiable
-from megatron.kernels.documents import Documents
-from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, knows_packed
-from megatron.kernels.scores import Scores
+from megatron.kernels.reference.packed_attention import LEAST_CAPABILITY, knows_heads
 from megatron.kernels.sinks import sinks_gradient, with_sinks
 
 _aten = torch.ops.aten
 
+_COMPUTED: Final = frozenset({"window", "documents", "sinks_a"})
+"""The properties of ``AttentionOptions`` that are computed here."""
 
-def can_window(
-    q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
-) -> bool:
+
+def can_window(q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> bool:
     """Whether the GPU has the kernel, and the kernel computes this attention."""
     return (
         q_basd.is_cuda
-        and knows_window(q_basd, k_bgsd, scores, dropout, documents)
+        and knows_window(q_basd, k_bgsd, options)
         and torch.cuda.get_device_capability(q_basd.device) >= LEAST_CAPABILITY
     )
 
 
-def knows_window(
-    q_basd: Tensor, k_bgsd: Tensor, scores: Scores, dropout: float, documents: Documents | None
-) -> bool:
-    """Whether the kernel, if it is here, computes this attention: scale, window and documents."""
+def knows_window(q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> bool:
+    """Whether the kernel, if it is here, computes this attention."""
+    documents = options.documents
     fits = documents is None or documents.are_of(q_basd, k_bgsd)
-    return fits and knows_packed(q_basd, scores, dropout)
+    return fits and options.asked <= _COMPUTED and knows_heads(q_basd)
 
 
 def windowed_attention(
-    q_basd: Tensor,
-    k_bgsd: Tensor,
-    v_bgsd: Tensor,
-    sinks_a: Tensor | None,
-    scores: Scores,
-    documents: Documents | None,
+    q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, attention: AttentionOptions
 ) -> Tensor:
     """See ``Kernels.causal_attention``."""
+    scores, documents, sinks_a = attention.scores, attention.documents, attention.sinks_a
     heads = [t.transpose(1, 2) for t in (q_basd, k_bgsd, v_bgsd)]
     options = {
         "scale": scores.scale_of(q_basd.shape[3]),

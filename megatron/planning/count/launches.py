@@ -64,7 +64,7 @@ def launch_of(function: Any, args: Any, kwargs: Any, result: Any) -> Launch | No
     touched = {id(given[key]): size for key, size in work.touched.items()}
     size = sum(touched.get(id(each), _bytes(each)) for each in moved)
     product = None if work.product is None else Product(*work.product)
-    return Launch(name, size, work.flops, product, work.executed)
+    return Launch(name, size, work.flops, product, work.executed, work.quickness)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

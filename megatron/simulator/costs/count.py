@@ -49,6 +49,11 @@ class Product(NamedTuple):
     batch: int = 1
 
 
+Quickness = Literal["16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks"]
+"""Products that a GPU multiplies at rates of their own; a kernel declares which its product is
+(``kernels/declared.py``)."""
+
+
 class Launch(NamedTuple):
     """A kernel.
 
@@ -60,6 +65,7 @@ class Launch(NamedTuple):
             window.
         product: sizes of the matrix product; ``None`` for other kernels, including attention.
         executed: FLOPs that the kernel really does: half of ``flops`` in causal attention.
+        quickness: the rate of the product.
     """
 
     name: str
@@ -67,6 +73,7 @@ class Launch(NamedTuple):
     flops: int = 0
     product: Product | None = None
     executed: int = 0
+    quickness: Quickness = "16 bits"
 
 
 HALF: Final = 2

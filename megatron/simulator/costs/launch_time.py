@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from megatron.simulator.costs.count import Launch, Product
+from megatron.simulator.costs.count import Launch, Product, Quickness
 
 TILES: Final = ((256, 128), (128, 256), (128, 128))
 """Rows and columns of the tiles that libraries choose from for 16 bits."""
@@ -54,13 +54,6 @@ cuBLAS multiplies: 1.61 to 1.71 on one H200, of 2,048 to 8,192 tokens. Only on H
 BLOCK_WEIGHTS: Final = 1.3
 """The same for gradients of weights by cuBLAS, without the addition that follows: 1.28 and 1.33
 times as fast as outputs of 16 bits on one H200, with 4,096 and 8,192 tokens. Only on Hopper."""
-
-FASTER: Final = {
-    "eight_bit_product": "eight_bits",
-    "block_product": "blocks",
-    "block_weight_product": "block_weights",
-}
-"""Names of launches that are faster, and of the rate of ``Rates`` by which they are."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +106,24 @@ class Rates:
         """Return the seconds of a kernel, with the gap after it."""
         return max(self.traffic(launch.bytes), self._multiplied(launch)) + self.gap
 
+    def faster(self, quickness: Quickness) -> float:
+        """Return the speed of such a product over the same product of 16 bits."""
+        match quickness:
+            case "16 bits":
+                return 1.0
+            case "8 bits":
+                return self.eight_bits
+            case "8 bits by blocks":
+                return self.blocks
+            case "8-bit weight gradients by blocks":
+                return self.block_weights
+
     def _multiplied(self, launch: Launch) -> float:
         """Return the seconds of a kernel's products."""
         if launch.product is None:
             return (launch.executed or launch.flops) / (self.attention_share * self.peak_flops)
         speed = product_speed(launch.product, self.multiprocessors, self.tile_reads, self.tile_fill)
-        share = self.product_share * speed
-        if launch.name in FASTER:
-            share *= float(getattr(self, FASTER[launch.name]))
+        share = self.product_share * speed * self.faster(launch.quickness)
         return launch.flops / (share * self.peak_flops)
 
 

@@ -16,7 +16,8 @@ from megatron.kernels.cuda.library import operator
 from megatron.kernels.declared import Sizes, multiplies, overwrites, touches_rows
 from megatron.kernels.eight_bits import E4M3
 from megatron.planning.count import launches, recorder
-from megatron.simulator.costs.count import Product
+from megatron.simulator.costs import launch_time
+from megatron.simulator.costs.count import Product, Quickness
 
 FP32 = torch.float32
 ROWS, GROUPS, INPUTS, OUTPUTS = 48, 2, 32, 64
@@ -133,16 +134,27 @@ PRODUCTS: dict[str, tuple[Callable[[], object], Product]] = {
 }
 
 
+BY_CUBLAS: dict[str, Quickness] = {
+    "8 bits": "8 bits",
+    "blocks": "8 bits by blocks",
+    "a weight in blocks by cuBLAS": "8-bit weight gradients by blocks",
+}
+"""The products in 8 bits that are not Triton programs, as quick as 16 bits."""
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_of_this_project_is_what_a_hand_counts(name: str) -> None:
     call, product = PRODUCTS[name]
     [launch] = launched(call)
     assert (launch.flops, launch.executed, launch.product) == (ALL, ALL, product)
+    assert launch.quickness == BY_CUBLAS.get(name, "16 bits")
 
 
 @operator(
     "_test_of_declared_products(Tensor(a!) out_mn, Tensor left_mk, Tensor right_nk) -> ()",
-    lambda left_mk, right_nk, **_: multiplies(Sizes(len(left_mk), len(right_nk), left_mk.shape[1])),
+    lambda left_mk, right_nk, **_: multiplies(
+        Sizes(len(left_mk), len(right_nk), left_mk.shape[1]), "8 bits"
+    ),
 )
 def multiply(out_mn: Tensor, left_mk: Tensor, right_nk: Tensor) -> None:
     raise AssertionError("it has values")
@@ -168,6 +180,7 @@ def test_a_new_kernel_is_counted_by_its_own_declaration() -> None:
     assert product.product == Product(3, 7, 5)
     assert product.flops == product.executed == 2 * 3 * 5 * 7
     assert product.bytes == (3 * 7 + 3 * 5 + 7 * 5) * 2
+    assert product.quickness == "8 bits"
 
     [rows] = launched(lambda: look_up(made(3, 8), made(100, 8), made(3, dtype=torch.int64)))
     assert rows.bytes == (3 * 8 + 3 * 8) * 2 + 3 * 8
@@ -176,7 +189,7 @@ def test_a_new_kernel_is_counted_by_its_own_declaration() -> None:
     assert written.bytes == (4 + 2 * 6) * 2, "the sum is read and written"
 
 
-@pytest.mark.parametrize("module", [launches, recorder])
+@pytest.mark.parametrize("module", [launches, recorder, launch_time])
 def test_the_count_names_no_operator_of_a_kernel(module: ModuleType) -> None:
     space = torch.ops.megatron_kernels
     names = {name for name in dir(space) if isinstance(getattr(space, name), OpOverloadPacket)}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.kernels.attention_options import AttentionOptions
 from megatron.kernels.counted import AMPERE, CountedGpu, counted_kernels
 from megatron.kernels.scores import Scores
 from megatron.planning.count.recorder import Recorder
@@ -101,7 +102,7 @@ def test_causal_attention_does_half_of_the_flops_that_count() -> None:
     seeds = 2 * 8 + 8
 
     def both() -> None:
-        out = counted_kernels(BF16).causal_attention(q, k, v, dropout=0.0)
+        out = counted_kernels(BF16).causal_attention(q, k, v)
         out.backward(made(*out.shape))
 
     forward, backward = (each for each in launched(both) if each.flops)
@@ -123,7 +124,7 @@ def test_slices_of_attention_count_what_the_whole_does(gpu: CountedGpu) -> None:
         own = q[:, :, first:end], k[:, :, :end], v[:, :, :end]
 
         def both(own: tuple[Tensor, Tensor, Tensor] = own) -> None:
-            out = kernels.causal_attention(*own, dropout=0.0)
+            out = kernels.causal_attention(*own)
             out.backward(made(*out.shape))
 
         found += [each for each in launched(both) if each.flops]
@@ -141,8 +142,8 @@ def test_two_parts_of_attention_move_what_a_hand_counts() -> None:
         for length in (queries, queries + earlier, queries + earlier)
     )
     kernels = counted_kernels(BF16, CountedGpu(has_cudnn_attention=True))
-    out = kernels.causal_attention(q, k, v, dropout=0.0)
-    forward = launched(lambda: kernels.causal_attention(q, k, v, dropout=0.0))
+    out = kernels.causal_attention(q, k, v)
+    forward = launched(lambda: kernels.causal_attention(q, k, v))
     grad = made(1, queries, heads, channels).transpose(1, 2)
     backward = launched(lambda: torch.autograd.grad(out, (q, k, v), grad))
     # Seeds of no dropout are read and written, too: two numbers of 8 bytes.
@@ -173,7 +174,7 @@ def test_attention_with_sinks_counts_the_positions_that_a_window_shows(
 
     def both() -> None:
         out = counted_kernels(BF16).causal_attention(
-            q, k, v, dropout=0.0, scores=Scores(window=window), sinks_a=sinks
+            q, k, v, options=AttentionOptions(Scores(window=window), sinks_a=sinks)
         )
         out.backward(made(*out.shape))
 

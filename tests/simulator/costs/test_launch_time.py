@@ -1,18 +1,18 @@
 """launch_time.py: waves of tiles, depth, the memory's bound and the gap between kernels."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.simulator.costs.count import Launch, Product
+from megatron.simulator.costs.count import Launch, Product, Quickness
 from megatron.simulator.costs.gpus import GPUS
 from megatron.simulator.costs.launch_time import (
     BLOCK_WEIGHTS,
     BLOCKS,
     EIGHT_BITS,
-    FASTER,
     Rates,
     product_speed,
 )
@@ -70,15 +70,14 @@ def test_products_take_the_time_of_their_bytes_where_the_memory_is_slow() -> Non
 
 def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
     wide, rates = launch(8192, 16384, 4096), GPUS["H100"].rates
-    seconds = {
-        name: rates.seconds(wide._replace(name=name)) - rates.gap
-        for name in ("mm", *FASTER, "grouped_block_product")
-    }
-    assert seconds["mm"] == pytest.approx(EIGHT_BITS * seconds["eight_bit_product"])
-    assert seconds["mm"] == pytest.approx(BLOCKS * seconds["block_product"])
-    assert seconds["mm"] == pytest.approx(BLOCK_WEIGHTS * seconds["block_weight_product"])
-    assert seconds["mm"] == seconds["grouped_block_product"]
-    thin = wide._replace(name="eight_bit_product", bytes=10**12)
+    usual, quick, blocks, of_weights = (
+        rates.seconds(wide._replace(quickness=own)) - rates.gap for own in get_args(Quickness)
+    )
+    assert usual == rates.seconds(wide) - rates.gap
+    assert usual == pytest.approx(EIGHT_BITS * quick)
+    assert usual == pytest.approx(BLOCKS * blocks)
+    assert usual == pytest.approx(BLOCK_WEIGHTS * of_weights)
+    thin = wide._replace(quickness="8 bits", bytes=10**12)
     assert rates.seconds(thin) == pytest.approx(rates.traffic(10**12) + rates.gap)
 
 
@@ -86,8 +85,8 @@ def test_a_gpu_without_8_bits_is_no_faster_by_them() -> None:
     wide = launch(8192, 16384, 4096)
     for name in ("A100", "A100-40GB"):
         rates = GPUS[name].rates
-        for product in FASTER:
-            assert rates.seconds(wide._replace(name=product)) == rates.seconds(wide)
+        for own in get_args(Quickness):
+            assert rates.seconds(wide._replace(quickness=own)) == rates.seconds(wide)
     assert GPUS["B200"].rates.blocks == 1.0, "cuBLAS has no scales of blocks in fp32 for it"
 
 
