@@ -15,7 +15,7 @@ from megatron.planning.run_plan import asked
 from megatron.run.recompute import EVERY_LAYER
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, GPUS
-from tools.predictions.scenarios import LLAMA, NO_DROPOUT, Scenario
+from tools.predictions.scenarios import Scenario
 
 GPU: Final = "H100"
 VOCABULARY: Final = 128_256
@@ -128,7 +128,6 @@ class Setting:
             seq_length=self.length,
             samples=max(self.job.tokens // self.length, layout.replicas),
             more=" ".join(more),
-            layers=f"{LLAMA} {NO_DROPOUT}",
         )
 
     @cached_property

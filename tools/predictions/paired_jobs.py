@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from megatron.schedules.catalogue import TRAITS
 from tools.predictions.mixtures import DEEPSEEKS, PAIRED
 from tools.predictions.paired import OF_EXPERTS, OF_LAYERS, Job
-from tools.predictions.scenarios import LLAMA, NO_DROPOUT, Scenario
+from tools.predictions.scenarios import Scenario
 from tools.predictions.shared_models import model_of
 from tools.predictions.shared_runs import SHARED, SharedRun, read_shared
 
@@ -110,8 +110,7 @@ def _of_scenario(
 
 def _small_batch() -> Layout:
     """Return 70B with t = 8, and 8 microbatches for each of 4 pipeline ranks."""
-    layers = f"{LLAMA} {NO_DROPOUT}"
-    base = Scenario("70B", pipeline=4, tensor=8, seq_length=8192, samples=32, layers=layers)
+    base = Scenario("70B", pipeline=4, tensor=8, seq_length=8192, samples=32)
     found = _of_scenario("70B on 32", base, USUAL)
     limited = next(
         job for job in found.jobs if (job.schedule, job.treatment) == ("1f1b", "vocab-2")

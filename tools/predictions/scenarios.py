@@ -24,30 +24,29 @@ MODELS: Final = {
         {_GROUPS}""",
     "405B": f"""--num-layers 128 --hidden-size 16384 --ffn-hidden-size 53248
         --num-attention-heads 128 {_GROUPS}""",
-    MIXTRAL: f"""--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
-        --group-query-attention --num-query-groups 8 --num-experts 8 --moe-router-topk 2
-        {NO_DROPOUT}""",
-    QWEN: f"""--num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32
+    MIXTRAL: """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+        --group-query-attention --num-query-groups 8 --num-experts 8 --moe-router-topk 2""",
+    QWEN: """--num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32
         --kv-channels 128 --group-query-attention --num-query-groups 4 --qk-layernorm
-        --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 {NO_DROPOUT}""",
-    DEEPSEEK: f"""--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432
+        --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768""",
+    DEEPSEEK: """--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432
         --num-attention-heads 128 --multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512
         --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm
         --num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048
         --moe-shared-expert-intermediate-size 2048 --moe-router-score-function sigmoid
-        --moe-layer-freq [0]*3+[1]*58 {NO_DROPOUT}""",
+        --moe-layer-freq [0]*3+[1]*58""",
 }
 """Sizes of every model. 8B to 405B are Llama 3 (arXiv 2407.21783, table 3), whose largest model has
-126 layers, which 16 stages cannot share alike. DeepSeek-V3 is without multi-token prediction.
-Mixtures are without dropout: after a mixture, dropout would keep its mask, so that computing the
-layer again would not end before its last product and exchange."""
+126 layers, which 16 stages cannot share alike. DeepSeek-V3 is without multi-token prediction."""
 
 UNTIED: Final = "--untie-embeddings-and-output-weights"
 LLAMA: Final = (
     "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
-    f"{UNTIED}"
+    f"{UNTIED} {NO_DROPOUT}"
 )
-"""Flags of the layers of every model but the GPT."""
+"""Flags of the layers of every model but the GPT. None of these models is trained with dropout,
+which Megatron-LM has unless told otherwise. After a mixture, dropout would also keep its mask, so
+that computing the layer again would not end before its last product and exchange."""
 
 SHARDED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 """Flags of replicas that share the optimizer (ZeRO-1)."""
