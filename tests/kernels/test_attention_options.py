@@ -43,7 +43,16 @@ FURTHER: Final = AttentionOptions(FurtherScores(further=1.0))
         (FURTHER, {"further"}),
         (AttentionOptions(FurtherScores()), set()),
     ],
-    ids=str,
+    ids=[
+        "plain",
+        "scale",
+        "window",
+        "caps and slopes",
+        "dropout and documents",
+        "window and sinks",
+        "further",
+        "further, unset",
+    ],
 )
 def test_a_kernel_is_asked_for_all_that_differs_from_plain_attention(
     options: AttentionOptions, asked: set[str]
