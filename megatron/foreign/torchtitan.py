@@ -141,9 +141,9 @@ def _learning_rate(keys: Keys, found: Translation) -> set[str]:
     if name not in ("AdamW", "Adam"):
         found.left.append(f"optimizer.name = {name!r} (adam is taken)")
     least = "lr_scheduler.min_lr_factor"
-    if factor := keys.get(least):
+    if keys.get(least):
         known = keys.are_known(_RATE, least)
-        found.add("--min-lr", float(rate) * float(factor) if known else 0, known=known)
+        found.add("--min-lr", keys.real(_RATE) * keys.real(least) if known else 0, known=known)
     _decay(keys, found)
     return {"lr_scheduler.decay_ratio"}
 
@@ -161,7 +161,7 @@ def _decay(keys: Keys, found: Translation) -> None:
     found.add("--lr-decay-style", "WSD")
     style = "minus_sqrt" if kind == "sqrt" else kind
     found.add("--lr-wsd-decay-style", style, known=keys.are_known(shape))
-    iterations = max(1, round(float(ratio) * steps))
+    iterations = max(1, round(keys.real(share) * steps))
     found.add("--lr-wsd-decay-iters", iterations, known=keys.are_known(_STEPS))
 
 

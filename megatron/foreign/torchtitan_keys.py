@@ -1,5 +1,6 @@
 """The keys of a configuration of torchtitan: defaults, equal flags, and which of them are known."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -93,6 +94,20 @@ class Keys:
         value = self._values.get(key, otherwise)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{key} = {value!r}: must be a whole number")
+        return value
+
+    def real(self, key: str) -> float:
+        """Return the finite number of a key.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            value = float(self._values[key])
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"{key} = {self._values[key]!r}: must be a number")
         return value
 
     def are_known(self, *keys: str) -> bool:

@@ -235,10 +235,13 @@ class Job:
         return [microbatch for batch in self.batches(seed=1)[:2] for microbatch in batch]
 
     def learning_rates(self) -> list[float]:
-        """Of every iteration: linear from 0 to the peak, then half a cosine to a tenth of it."""
+        """Of every iteration: linear from 0 to the peak, then half a cosine to a tenth of it.
+
+        Without warm-up the first iteration has the peak.
+        """
         rates = []
         for iteration in range(self.iterations):
-            if iteration <= self.warmup:
+            if self.warmup and iteration <= self.warmup:
                 rates.append(self.lr * iteration / self.warmup)
                 continue
             turn = math.pi * (iteration - self.warmup) / (self.iterations - self.warmup)

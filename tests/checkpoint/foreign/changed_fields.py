@@ -5,10 +5,10 @@ weights.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import transformers
@@ -36,8 +36,6 @@ CLOSE: Final = 1e-4
 
 LEFT_OUT: Final = object()
 """The value of a field that is left out."""
-
-T = TypeVar("T")
 
 _LENGTH: Final = 20
 _OTHERS_FIELDS: Final = {
@@ -182,14 +180,6 @@ def changes(family: str) -> dict[str, list[Change]]:
         )
         for name in names
     }
-
-
-def part_of(values: Sequence[T], number: int, parts: int) -> Sequence[T]:
-    """Return the part with a number of values that are dealt out to so many parts.
-
-    Other numbers have other values, and ``parts`` numbers that follow one another have all.
-    """
-    return values[number % parts :: parts]
 
 
 def _distinct(found: Iterator[Change]) -> Iterator[Change]:

@@ -1,12 +1,12 @@
 """After a change of any field of a model, its export computes the same logits, or it is refused.
 
 ``transformers`` is the reference of what an exported folder computes. Models that no flags make do
-not count. Every field is changed in every family. The families share the values of a field out, so
-that every value is tried in some of them.
+not count. Every field is changed in every family. Families of which a field has the same other
+values share these out, so that every value is tried in some of them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import torch
 
 pytest.importorskip("transformers", reason="the reference: pip install transformers")
 
-from checkpoint.foreign.changed_fields import CLOSE, config_of, part_of, told_by_training
+from checkpoint.foreign.changed_fields import CLOSE, config_of, told_by_training
 
 from megatron.checkpoint.boxed import StreamedTensor
 from megatron.checkpoint.choose import choose
@@ -120,6 +120,30 @@ def named_model(family: str) -> tuple[str, ModelSettings]:
     return chosen.name, chosen.model_of(config, 20)
 
 
+@cache
+def others_of(field: str) -> Mapping[str, Sequence[Any]]:
+    """Return the values of a field to which each family's own is changed."""
+    models = {family: named_model(family)[1] for family in CONFIGS}
+    return {family: [*values(field, values_of(own)[field])] for family, own in models.items()}
+
+
+def tried(family: str, field: str) -> Sequence[Any]:
+    """Return those of a family's other values that are tried in it."""
+    others = others_of(field)
+    sharing = [own for own in CONFIGS if others[own] == others[family]]
+    parts = max(1, min(len(others[family]), len(sharing)))
+    return others[family][sharing.index(family) % parts :: parts]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_other_value_is_tried_in_a_family_that_has_it(field: str) -> None:
+    others = others_of(field)
+    for own in others.values():
+        sharing = [family for family in CONFIGS if others[family] == own]
+        found = [value for family in sharing for value in tried(family, field)]
+        assert all(value in found for value in own)
+
+
 @pytest.mark.one_in(65)
 @pytest.mark.parametrize(("family", "field"), [(one, f) for one in CONFIGS for f in FIELDS])
 def test_an_export_is_right_or_the_field_is_named(
@@ -127,6 +151,5 @@ def test_an_export_is_right_or_the_field_is_named(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # half of the time, and nothing is kept
     name, model = named_model(family)
-    others = list(values(field, values_of(model)[field]))
-    for value in part_of(others, [*CONFIGS].index(family), max(1, len(others))):
+    for value in tried(family, field):
         assert fault_of(model.replaced(**{field: value}), name, tmp_path) is None, value
