@@ -11,7 +11,8 @@ from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
 from megatron.planning.known import Known, Level
-from megatron.planning.processes import Rehearsal, Workers
+from megatron.planning.other_process import Rehearsal
+from megatron.planning.processes import Workers
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
