@@ -65,9 +65,9 @@ def joined_time(
     if one.steps is None and other.steps is None:
         return time_by_sums(one, other)
     pair = _Pair.of(one, other)
-    is_kept = turns is None or (turns != "quickest" and pair.has(turns))
-    kept = turns if is_kept else pair.order
-    together = pair.time(kept, crowds=crowds)
+    if isinstance(turns, str) or (turns is not None and not pair.has(turns)):
+        turns = pair.order
+    together = pair.time(turns, crowds=crowds)
     alone = sum(_time((own,), (len(own.pieces),), crowds=True) for own in pair.steps)
     return (one.time + other.time) * together / alone if alone else 0.0
 
