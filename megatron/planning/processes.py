@@ -10,18 +10,19 @@ made before this process computes anything, because a fork must not inherit the 
 computation. Where forks are not safe (macOS) or do not exist (Windows), there are none.
 """
 
-import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
+
+from megatron.planning.other_process import Made, Rehearsal, run_other, serve
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -37,18 +38,6 @@ def cores() -> int:
     if sys.platform != "linux":
         return 1
     return min(len(os.sched_getaffinity(0)), MOST)
-
-
-class _Made(NamedTuple, Generic[Result]):
-    """What a process has made of a task.
-
-    Attributes:
-        result: the result; ``None``: there is none.
-        refused: the message of a ``ValueError``; ``None``: there was none.
-    """
-
-    result: Result | None = None
-    refused: str | None = None
 
 
 class _Worker:
@@ -72,17 +61,22 @@ class Workers(Generic[Task, Result]):
                 wait for a result; below 2: there is no other process.
         """
         self._likely: dict[Hashable, Task] = {}
-        self._made: dict[Hashable, _Made[Result]] = {}
+        self._made: dict[Hashable, Made[Result]] = {}
         self._workers: list[_Worker] = []
         self._rehearsing: list[_Worker] = []
         for _ in range(processes if processes > 1 else 0):
-            self._workers.append(self._forked(partial(_serve, make)))
+            self._add(self._workers, partial(serve, make))
+
+    def _add(self, workers: list[_Worker], work: Callable[[Connection], None]) -> None:
+        """Fork a process; where the system refuses another one, do without."""
+        with suppress(OSError):
+            workers.append(self._forked(work))
 
     def _forked(self, work: Callable[[Connection], None]) -> _Worker:
         own, other = multiprocessing.Pipe()
         inherited = [own, *(worker.connection for worker in self._all)]
         process = multiprocessing.get_context("fork").Process(
-            target=_run, args=(work, other, inherited), daemon=True
+            target=run_other, args=(work, other, inherited), daemon=True
         )
         process.start()
         other.close()
@@ -97,7 +91,7 @@ class Workers(Generic[Task, Result]):
         _end(self._workers)
         _end(self._rehearsing)
 
-    def rehearse(self, work: Callable[["Rehearsal[Task, Result]"], object]) -> None:
+    def rehearse(self, work: Callable[[Rehearsal[Task, Result]], object]) -> None:
         """Let another process go ahead with work that this process will do after other work.
 
         The other process is a fork of this one as it is now. What it makes meanwhile is made when
@@ -113,7 +107,7 @@ class Workers(Generic[Task, Result]):
 
         if self._workers:
             _end(self._rehearsing)
-            self._rehearsing.append(self._forked(run))
+            self._add(self._rehearsing, run)
 
     def here(self, key: Hashable, make: Callable[[], Result]) -> Result:
         """Return a result that no other process has made."""
@@ -156,7 +150,7 @@ class Workers(Generic[Task, Result]):
                 pass
             wait([worker.connection for worker in self._all if worker.doing])
             self._collect()
-        made = self._made.pop(key, _Made[Result]())
+        made = self._made.pop(key, Made[Result]())
         if made.refused is not None:
             raise ValueError(made.refused)
         return made.result
@@ -188,7 +182,7 @@ class Workers(Generic[Task, Result]):
             except (EOFError, OSError):
                 self._lose(worker)
 
-    def _take(self, worker: _Worker, key: Hashable, made: _Made[Result] | None) -> None:
+    def _take(self, worker: _Worker, key: Hashable, made: Made[Result] | None) -> None:
         """Take a result, or the news that a rehearsal begins to make one."""
         if made is None:
             worker.doing.append(key)
@@ -211,77 +205,14 @@ class Workers(Generic[Task, Result]):
             )
 
 
-class Rehearsal(Generic[Task, Result]):
-    """Stands for ``Workers`` in a process that rehearses: it tells the other what it makes."""
-
-    number: Final = 0
-
-    def __init__(self, pipe: Connection) -> None:
-        """Begin with the pipe to the other process."""
-        self._pipe = pipe
-
-    def expect(self, tasks: Mapping[Hashable, Task], each: int = 1) -> None:
-        """Nobody else makes anything."""
-
-    def result(self, key: Hashable, task: Task) -> None:
-        """Return that there is no result."""
-
-    def here(self, key: Hashable, make: Callable[[], Result]) -> Result:
-        """Return a result, and tell it.
-
-        Raises:
-            ValueError: there is none.
-        """
-        self._pipe.send((key, None))
-        made = _made(lambda _: make(), None)
-        self._pipe.send((key, made))
-        if made.result is None:
-            raise ValueError(made.refused)
-        return made.result
-
-    def rehearse(self, work: Callable[["Rehearsal[Task, Result]"], object]) -> None:
-        """Rehearse nothing."""
-
-    def close(self) -> None:
-        """End nothing."""
-
-
 def _end(workers: list[_Worker]) -> None:
     """End processes, and forget them."""
     for worker in workers:
-        worker.process.terminate()
+        worker.process.kill()  # a request to end may be ignored, as this process may ignore it
     for worker in workers:
         worker.process.join()
         worker.connection.close()
     workers.clear()
-
-
-def _run(
-    work: Callable[[Connection], None], connection: Connection, inherited: Iterable[Connection]
-) -> None:
-    """Work in a process that was just forked."""
-    for other in inherited:
-        other.close()  # otherwise a process whose parent was killed would wait for ever
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
-    gc.freeze()
-    with suppress(EOFError, OSError):
-        work(connection)
-
-
-def _serve(make: Callable[[Task], Result], connection: Connection) -> None:
-    """Make results until the other end of the connection is closed."""
-    while True:
-        key, task = connection.recv()
-        connection.send((key, _made(make, task)))
-
-
-def _made(make: Callable[[Task], Result], task: Task) -> _Made[Result]:
-    try:
-        return _Made(make(task))
-    except ValueError as error:
-        return _Made(refused=str(error))
-    except Exception:
-        return _Made()  # whoever asks makes it anew, and meets the error where it can be told
 
 
 @contextmanager

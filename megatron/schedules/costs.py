@@ -7,7 +7,7 @@ never decide whether a run is correct.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from megatron.schedules.counted import counted
 from megatron.schedules.needs import REPLICA_KINDS, Comm, CommKind
@@ -169,12 +169,12 @@ class Costs:
         pair: tuple[Pass, Pass],
         *,
         crowds: bool = True,
-        turns: TurnOrder | None = None,
+        turns: TurnOrder | Literal["quickest"] | None = "quickest",
     ) -> float:
         """Return the time of a pair, in which each pass works while the other one waits.
 
         With ``crowds``, its collectives slow the pass that works meanwhile, if that is known.
-        ``turns`` are those of a program; ``None``: the quickest that are known.
+        ``turns`` are those of a program (``joined_time``), or the quickest that are known.
         """
         one, other = (self.in_turns(plan, rank, item) for item in pair)
         return joined_time(one, other, crowds=crowds, turns=turns)

@@ -6,7 +6,7 @@ in the same turns (``megatron.parallel.turns``). Otherwise the time follows from
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from megatron.schedules.pair_steps import FindsSteps, PairStep, PairSteps, Sends, Waits, Works
 from megatron.schedules.passes import BEGINNERS, PAUSING, PassKind
@@ -43,7 +43,11 @@ class InTurns(NamedTuple):
 
 
 def joined_time(
-    one: InTurns, other: InTurns, *, crowds: bool = True, turns: TurnOrder | None = None
+    one: InTurns,
+    other: InTurns,
+    *,
+    crowds: bool = True,
+    turns: TurnOrder | Literal["quickest"] | None = "quickest",
 ) -> float:
     """Return the time of a pair.
 
@@ -55,13 +59,15 @@ def joined_time(
         other: the other one.
         crowds: whether work is slower while collectives of the pair are under way.
         turns: of a program. They stay as they are, even if others are quicker at these times.
-            ``None``: the quickest that are known.
+            ``None``: the passes switch wherever they can. Turns of passes with other pieces count
+            as ``quickest``.
     """
     if one.steps is None and other.steps is None:
         return time_by_sums(one, other)
     pair = _Pair.of(one, other)
-    kept = turns if turns is not None and pair.has(turns) else pair.order
-    together = pair.time(kept, crowds=crowds)
+    if isinstance(turns, str) or (turns is not None and not pair.has(turns)):
+        turns = pair.order
+    together = pair.time(turns, crowds=crowds)
     alone = sum(_time((own,), (len(own.pieces),), crowds=True) for own in pair.steps)
     return (one.time + other.time) * together / alone if alone else 0.0
 

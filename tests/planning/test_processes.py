@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from megatron.commands.whole_process import reader_may_stop_early
-from megatron.planning.processes import Rehearsal, Workers
+from megatron.planning.other_process import Rehearsal
+from megatron.planning.processes import Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
 
@@ -202,6 +203,51 @@ def test_an_interrupt_ends_the_processes() -> None:
         assert not any(child.is_alive() for child in children)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+STUBBORN = """
+import signal
+from megatron.planning.processes import Workers
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+own = Workers(lambda task: task, 2)
+assert own.result(1, 1) == 1
+own.close()
+"""
+
+
+def test_processes_end_though_their_parent_ignores_requests_to_end() -> None:
+    subprocess.run([sys.executable, "-c", STUBBORN], check=True, timeout=60)
+
+
+LARGE = """
+from megatron.planning.processes import Workers
+own, large = Workers(lambda task: task, 2), bytes(4_000_000)
+own.expect({number: large for number in range(4)}, each=4)
+assert all(own.result(number, large) == large for number in range(4))
+own.close()
+"""
+
+
+def test_tasks_and_results_may_be_larger_than_a_pipe() -> None:
+    subprocess.run([sys.executable, "-c", LARGE], check=True, timeout=60)
+
+
+def test_fewer_processes_do_where_the_system_refuses_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fork, left = os.fork, [1]
+
+    def refusing() -> int:
+        if not left:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        left.pop()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refusing)
+    with pool(3) as own:
+        assert own.number == 1
+        own.rehearse(rehearsed(2))
+        assert results(own, range(4)) == [0, 1, 4, 9]
 
 
 ORPHANS = """

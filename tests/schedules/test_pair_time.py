@@ -149,6 +149,8 @@ def test_the_turns_of_a_program_stay_at_other_times(
     order = TurnOrder("F" if begins == "F" else "B", rows)
     expected = timed([passes[begins], passes[joins]], pauses=True, pieces=rows)
     assert joined_time(*in_turns, turns=order) == pytest.approx(expected)
+    usual = timed([passes[kind] for kind in sorted(passes, key=BEGINNERS.index)], pauses=True)
+    assert joined_time(*in_turns, turns=None) == pytest.approx(usual)
     longer = order._replace(pieces=(*rows, 1))
     assert joined_time(*in_turns, turns=longer) == joined_time(*in_turns)
 

@@ -21,7 +21,8 @@ a dimension of ``run/choices.py``.
 
 **The loop.** The search always looks more closely at the run that seems best by all that is known.
 It ends when no other run is expected to be better than the best that has been looked at closely.
-This is ``look_closer`` in ``schedules/search/fastest.py``, and there is no other loop:
+This is ``look_closer`` in ``schedules/search/fastest.py``. Whoever chooses what is looked at next
+uses it:
 
 =================================  ======================  ======================================
 who                                which wait for a look   what is enough
@@ -33,6 +34,10 @@ the run to take (both)             the run to take         it is planned, and st
 several runs (``search.py``)       those to be named       all of them are searched
 schedules (``schedules``)          bounds                  a plan is ahead of all other bounds
 =================================  ======================  ======================================
+
+What is put before this loop has an order of its own: alternatives of ``auto`` come by the number of
+their changes (``alternatives.py``), the runs around the best one are raced until it stays the best
+(``Search._vary``), and if nothing fits, the smallest combinations are estimated.
 
 **The rule.** Of all runs that fit and are within ``NEAR`` of the fastest, the one that holds the
 least is taken (``best_known``); a search of edits first prefers those with the fewest last resorts.

@@ -11,7 +11,8 @@ from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.candidate import BOUND, Candidate
 from megatron.planning.estimate import planned_microbatches
 from megatron.planning.known import Known, Level
-from megatron.planning.processes import Rehearsal, Workers
+from megatron.planning.other_process import Rehearsal
+from megatron.planning.processes import Workers
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
@@ -28,7 +29,6 @@ from megatron.simulator.ways_folder import is_shown
 
 _MANY_FORWARDS: Final = 1000
 """A plain estimate searches no plan of few microbatches that has more forwards of slices."""
-
 _MOST_PAIRED: Final = 2500
 """Forwards of the largest plan of few microbatches with pairs that the search itself has chosen.
 Such a plan takes about 5 s."""
@@ -187,8 +187,9 @@ class Runs:
         task = Task(look, line)
         found = self._workers.result(task.key, task)
         if found is None:
-            here = partial(self._seen, task, self._watch.part(inf))
-            found = self._workers.here(task.key, here)
+            seen = partial(self._seen, watch=self._watch.part(inf))
+            here = self._seen_elsewhere if self._guesses_plans else seen
+            found = self._workers.here(task.key, partial(here, task))
         self._watch.did(found.work)
         if self.timelines is not None and found.timeline is not None:
             self.timelines[line.key] = found.timeline
@@ -223,8 +224,7 @@ class Runs:
         known = Known(level, found.seconds, found.fullest, found.fits, found.planned)
         assert few.forecast is not None, "runs are looked at on a GPU"
         timeline = few.forecast.timeline if self.timelines is not None else None
-        shown = timeline is not None and is_shown(timeline)
-        return Figures(known, timeline if shown else None)
+        return Figures(known, timeline if timeline is not None and is_shown(timeline) else None)
 
     def plan(self, line: Line) -> tuple[Known, Candidate]:
         """Return the time and memory of a line by its own plan, and the candidate with the plan."""
