@@ -106,7 +106,8 @@ def step(
 ) -> dict[str, float]:
     """Run an iteration; return the seconds of schedule and update, and this rank's loss.
 
-    With multi-token prediction the losses of the depths are added to the loss. The schedule has seconds of the clock and of the CPU.
+    With multi-token prediction the losses of the depths are added to the loss. The schedule has
+    seconds of the clock and of the CPU.
     """
     device = state.groups.device.type
     loss, schedule = timed(lambda: state.pipeline.train(batch, iteration, recorder), device)
