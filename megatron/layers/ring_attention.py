@@ -37,6 +37,9 @@ from megatron.layers.ring_pieces import Piece, RingSight
 from megatron.parallel.context import ContextParallel
 from megatron.parallel.lanes import Done, Pending
 
+_COMPUTED: Final = frozenset({"softcap", "window", "slopes_a", "documents", "sinks_a"})
+"""The properties of ``AttentionOptions`` that are computed here, part by part."""
+
 _FEW: Final = 4
 """Pieces of a step whose gradients may wait for the sum of gradients to come along the ring."""
 
@@ -46,7 +49,9 @@ def ring_attention(
 ) -> tuple[Tensor, ...]:
     """Return attention as ``context_attention`` does."""
     options = call.options
-    assert not options.dropout, "config refuses dropout"
+    assert "dropout" not in options.asked, "config refuses dropout"
+    lacking = options.asked - _COMPUTED
+    assert not lacking, f"a ring does not compute {', '.join(sorted(lacking))}"
     assert call.sliced is None, "config refuses slices"
     q_buad, k_bugd, v_bugd = heads
     own_2bgud = torch.stack((k_bugd.transpose(1, 2), v_bugd.transpose(1, 2)))

@@ -95,6 +95,11 @@ def _obstacles_of_experts(flags: Flags) -> Iterator[str]:
         yield "the host seeds --moe-input-jitter-eps anew in every pass"
     if balance.moe_router_force_load_balancing:
         yield "the host seeds --moe-router-force-load-balancing anew in every pass"
+    if balance.is_by_sinkhorn:
+        yield (
+            "--moe-router-load-balancing-type sinkhorn makes the host wait for every round, and "
+            "decide whether another one follows"
+        )
     if "global_aux_loss" in balance.losses:
         yield (
             "--moe-router-load-balancing-type global_aux_loss adds up the choices of all earlier "

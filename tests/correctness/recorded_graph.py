@@ -1,9 +1,9 @@
 """A graph for a CPU: it notes every operation with its tensors, and repeats them on their memory.
 
-As a graph of CUDA it knows no Python: no branch is taken again, no number is asked for again, and
-results come to the memory where they came before. A collective of ranks that share layers or
-sequences is one operation. A graph of CUDA may run it beside others; here each waits for the one
-before.
+As a graph of CUDA it knows no Python: no branch is taken again, and results come to the memory
+where they came before. The host may not read a number of a tensor while a pass is captured. A
+collective of ranks that share layers or sequences is one operation. A graph of CUDA may run it
+beside others; here each waits for the one before.
 """
 
 import threading
@@ -71,6 +71,9 @@ class _Noting(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        assert function is not torch.ops.aten._local_scalar_dense.default, (
+            "the host reads a number of the device, which a graph of CUDA refuses"
+        )
         result = function(*args, **kwargs)
         if not self._is_within_collective:
             self.calls.append((function, args, kwargs, result))

@@ -16,6 +16,9 @@ from megatron.kernels.reference import kernels as reference
 from megatron.kernels.reference.packed_attention import knows_packed
 from megatron.kernels.reference.windowed_attention import knows_window
 from megatron.kernels.scores import Scores
+from megatron.layers.attention_call import AttentionCall
+from megatron.layers.ring_attention import ring_attention
+from megatron.parallel.context import WHOLE_SEQUENCES
 
 DOCUMENTS: Final = Documents.of(torch.zeros(1, 4, dtype=torch.int64), lambda t: t)
 SINKS: Final = torch.zeros(2)
@@ -101,3 +104,12 @@ def test_the_specification_computes_a_property_that_no_kernel_names(
     fused = torch.empty(1, 4, 2, 3, 8, dtype=dtype, device=device)
     kernels.causal_self_attention(fused, options=FURTHER)
     assert given == [FURTHER, FURTHER]
+
+
+def test_a_ring_refuses_a_property_that_it_does_not_name() -> None:
+    """Its parts add up by formulas of their own, so no specification takes its place."""
+    kernels = kernels_for(torch.device("cpu"), torch.float32)
+    heads = tuple(torch.ones(1, 4, 2, 8) for _ in range(3))
+    call = AttentionCall(kernels, FURTHER)
+    with pytest.raises(AssertionError, match="a ring does not compute further"):
+        ring_attention(WHOLE_SEQUENCES, heads, call)

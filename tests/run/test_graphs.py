@@ -55,6 +55,7 @@ def test_a_gpu_captures_passes(flags: str, ranks: int) -> None:
             1,
             "earlier microbatches",
         ),
+        (f"{MIXTURE} --moe-router-load-balancing-type sinkhorn", 1, "whether another one follows"),
         (f"{MIXTURE} --expert-model-parallel-size 2", 2, "number of rows that arrive"),
         (f"{MIXTURE} {NARROW} hybrid", 1, "products of experts in 8 bits"),
         (

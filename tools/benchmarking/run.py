@@ -23,6 +23,7 @@ from megatron.simulator.costs.from_timelines import costs_from_timelines
 from megatron.simulator.simulate import Timeline, simulate
 from megatron.training.agreement import check_agreement, run_digests
 from megatron.training.connect import connect, leave
+from megatron.training.layer_figures import summed_loads
 from megatron.training.metrics.peak_memory import peak_memory
 from megatron.training.rendezvous import join
 from megatron.training.setup import TrainState, build_train_state
@@ -105,7 +106,8 @@ def step(
 ) -> dict[str, float]:
     """Run an iteration; return the seconds of schedule and update, and this rank's loss.
 
-    The schedule has seconds of the clock and of the CPU.
+    With multi-token prediction the losses of the depths are added to the loss. The schedule has
+    seconds of the clock and of the CPU.
     """
     device = state.groups.device.type
     loss, schedule = timed(lambda: state.pipeline.train(batch, iteration, recorder), device)
@@ -115,7 +117,7 @@ def step(
         "schedule": schedule.seconds,
         "cpu": schedule.cpu,
         "update": update.seconds,
-        "loss": float(loss),
+        "loss": float(loss.sum()),
     }
 
 
@@ -129,6 +131,10 @@ def recorded_step(
 
 
 def _update(state: TrainState) -> None:
+    """End an iteration as training does; scales and biases that follow from it change too."""
+    state.agree_on_scales()
+    splits_tokens = state.pipeline.model.tensor.sequence_parts > 1
+    loads = summed_loads(state.pipeline.of_layers(), state.groups, splits_tokens=splits_tokens)
     squares = local_sum_of_squares(state.counted, state.kernels, state.groups.device)
     state.groups.world.all_reduce(squares)
     if state.sharded is not None:  # the next iteration takes the step
@@ -136,6 +142,7 @@ def _update(state: TrainState) -> None:
     else:
         state.optimizer.step(_RATES, float(squares) ** 0.5)
         state.zero_gradients()
+    state.expert_biases.update(loads)
 
 
 def _mean(timeline: Timeline, rank: int, kind: str) -> float:
