@@ -109,7 +109,7 @@ def test_the_specification_computes_a_property_that_no_kernel_names(
 def test_a_ring_refuses_a_property_that_it_does_not_name() -> None:
     """Its parts add up by formulas of their own, so no specification takes its place."""
     kernels = kernels_for(torch.device("cpu"), torch.float32)
-    heads = tuple(torch.ones(1, 4, 2, 8) for _ in range(3))
+    one = torch.ones(1, 4, 2, 8)
     call = AttentionCall(kernels, FURTHER)
     with pytest.raises(AssertionError, match="a ring does not compute further"):
-        ring_attention(WHOLE_SEQUENCES, heads, call)
+        ring_attention(WHOLE_SEQUENCES, (one, one, one), call)

@@ -113,7 +113,7 @@ FLAGS = (
     [
         ("", ["larger microbatches help, and --cuda-graph-impl local"]),
         ("--hidden-dropout 0.1", ["larger microbatches help"]),
-        ("--fp8-format hybrid", ["larger microbatches help"]),
+        ("--fp8-format hybrid", ["larger microbatches help, and --cuda-graph-impl local"]),
         ("--cuda-graph-impl local", []),
         ("--cuda-graph-impl local --hidden-dropout 0.1", ["larger microbatches help"]),
     ],

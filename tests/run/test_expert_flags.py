@@ -287,7 +287,7 @@ def test_a_clamped_gate_needs_the_function_that_clamps() -> None:
         ),
         ("--num-experts 1 --delay-wgrad-compute", "--delay-wgrad-compute changes nothing w"),
         ("--num-experts 1 --moe-ffn-hidden-size 9", "--moe-ffn-hidden-size changes nothing at"),
-        ("--cuda-graph-impl local", "no graph hands over"),
+        ("--cuda-graph-impl local --moe-input-jitter-eps 0.1", "jitter-eps anew in every pass"),
         ("--recompute-activations --recompute-modules moe moe_act", "beside moe"),
         (
             "--num-experts 1 --recompute-activations --recompute-modules moe",

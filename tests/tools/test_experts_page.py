@@ -34,7 +34,7 @@ from tools.predictions.mixtures import (
     paired,
     predicted,
 )
-from tools.predictions.scenarios import DEEPSEEK, MIXTRAL, MODELS, Scenario
+from tools.predictions.scenarios import DEEPSEEK, MIXTRAL, MODELS, NO_DROPOUT, Scenario
 
 TEXT = PAGE.read_text(encoding="utf-8")
 CODE = [own for own in TEXT.split("\n\n") if own.startswith("    ")]
@@ -74,7 +74,7 @@ def test_a_command_of_the_page_is_the_job_of_its_table(place: int, job: Scenario
     ("name", "start"), [(MIXTRAL, "--num-layers 32"), (DEEPSEEK, "--num-layers 61")]
 )
 def test_the_page_has_the_flags_of_a_model(name: str, start: str) -> None:
-    assert words_of(start) == [[*MODELS[name].split(), *LOSS.split()]]
+    assert words_of(start) == [[*MODELS[name].split(), *NO_DROPOUT.split(), *LOSS.split()]]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from megatron.kernels.reference.kernels import ReferenceKernels
 from megatron.kernels.scores import Scores
 from megatron.run.run_config import RunConfig
 from megatron.training import setup
-from tools.gpu_sections import attention, graphs, two_microbatches
+from tools.gpu_sections import attention, graphs, predicted, two_microbatches
 from tools.gpu_sections.attention import VARIANTS, Variant, attention_formula
 from tools.gpu_sections.predicted import Measured
 from tools.gpu_sections.timing import Scale
@@ -127,7 +127,7 @@ def test_both_ways_of_a_model_come_to_the_same_losses(
     It does not see what the compiled kernels of a CPU do in bf16, so activations are in fp32; the
     flags say bf16, because 8 bits ask for it.
     """
-    usual = graphs.train_some
+    usual = predicted.train_some
 
     def train_wide(scale: Scale, config: RunConfig) -> Measured:
         train = replace(config.train, precision=precision(torch.float32))
@@ -149,7 +149,8 @@ def test_both_ways_of_a_model_come_to_the_same_losses(
 
 
 def test_a_model_that_allows_no_graphs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"GPT": "", "experts": "--num-experts 2 --moe-router-topk 2 --moe-ffn-hidden-size 32"}
+    experts = "--num-experts 2 --moe-router-topk 2 --moe-ffn-hidden-size 32"
+    models = {"GPT": "", "experts": f"{experts} --moe-router-load-balancing-type sinkhorn"}
     monkeypatch.setattr(graphs, "MODELS", models)
     found = graphs.measure(SMALL)
     assert found.values["failed"] == {"experts": "ValueError: the model allows no graphs"}
