@@ -99,7 +99,7 @@ class StageGraphs:
         return slot, slot.forward(given)
 
     def close(self) -> None:
-        """Let go of all graphs.
+        """Let go of all graphs and of their memory; no pass runs any more.
 
         NCCL cannot destroy a communicator before the graphs that hold its collectives are gone: the
         process would wait for ever.
@@ -107,6 +107,8 @@ class StageGraphs:
         for slots in self._slots.values():
             for slot in slots:
                 slot.close()
+        self._slots.clear()
+        self._free.clear()
 
     def _complete(self, chunk: int) -> None:
         """Set gradients to zero before the first backward of a chunk in an iteration."""

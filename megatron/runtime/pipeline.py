@@ -45,6 +45,7 @@ class Installed:
     passes: StagePasses
     executor: Executor
     host: HostCopies | None
+    graphs: StageGraphs | None
 
 
 class PipelineRank:
@@ -141,6 +142,14 @@ class PipelineRank:
         replaced, self._installed = self._installed, installed
         return replaced
 
+    def let_go(self, installed: Installed) -> None:
+        """Free the memory that a replaced plan has for its graphs; it must not be put back.
+
+        Its passes refer to each other, so Python would free it only at its next collection.
+        """
+        if installed.graphs is not None:
+            installed.graphs.close()
+
     def warm_up(self, microbatch: DeviceMicrobatch, *, trains: bool = True) -> None:
         """Train on a microbatch and evaluate it, so that the first iteration starts at full speed.
 
@@ -217,7 +226,7 @@ class PipelineRank:
             self._groups.waits,
         )
         evaluation = lower(evaluation_plan(plan), costs)
-        return Installed(costs, training, evaluation, passes, executor, host)
+        return Installed(costs, training, evaluation, passes, executor, host, graphs)
 
     def _stage_passes(
         self,

@@ -80,6 +80,11 @@ class Replayed:
         self._graph.replay()
 
     def close(self) -> None:
-        """Let go of the graph."""
+        """Let go of the graph, and of the work, whose owner would refer to itself by it."""
         if self._is_captured:
             self._graph.reset()
+        self._work = _closed
+
+
+def _closed() -> None:
+    raise AssertionError("the graph was let go of")

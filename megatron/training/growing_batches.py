@@ -49,12 +49,15 @@ class GrowingBatches:
         size, pipeline = self._size(), self._state.pipeline
         if size == self._config.train.global_batch_size:
             assert self._largest is not None, "batches only grow"
-            pipeline.put_back(self._largest)
+            pipeline.let_go(pipeline.put_back(self._largest))
             self._largest = None
         else:
             found = self._plan(size)
             replaced = pipeline.replace_plan(found.plan, found.costs)
-            self._largest = self._largest or replaced
+            if self._largest is None:
+                self._largest = replaced
+            else:
+                pipeline.let_go(replaced)
         self._loader.num_microbatches = self._microbatches(size)
         self._say(
             f"batches of {counted(size, 'sample')} from here on, "

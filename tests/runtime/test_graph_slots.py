@@ -1,5 +1,8 @@
 """Slots of captured passes: what leaves a slot is nobody's but the receiver's."""
 
+import gc
+from weakref import ref
+
 import torch
 from correctness.recorded_graph import RecordedGraph, recorded_graphs
 from correctness.short_runs import Job, Layout
@@ -66,3 +69,19 @@ def test_a_job_that_ends_lets_go_of_the_graphs_that_it_has_captured() -> None:
     before = RecordedGraph.resets
     graphs.close()
     assert RecordedGraph.resets - before == 3  # F and B of the first slot, F of the second
+
+
+def test_graphs_that_are_let_go_of_free_their_memory_at_once() -> None:
+    """A plan is replaced while the run goes on, and its graphs hold memory of the device."""
+    graphs = stage_graphs()
+    slot, left = graphs.forward(0, stage_input(), None)
+    slot.backward(torch.randn(SHAPE), 1.0)
+    watched = ref(slot)
+    gc.disable()
+    try:
+        graphs.close()
+        del slot, left
+        assert watched() is None
+    finally:
+        gc.enable()
+    assert graphs.slots == 0

@@ -101,8 +101,8 @@ def end_trial(trial: Trial, state: TrainState, measured: Sequence[Timeline]) -> 
     ``measured`` are iterations of the new plan, the same on every rank.
     """
     tried = Tried(trial.before, _iteration_time(measured))
-    if not tried.is_faster:
-        state.pipeline.put_back(trial.old)
+    slower = trial.old if tried.is_faster else state.pipeline.put_back(trial.old)
+    state.pipeline.let_go(slower)
     return tried
 
 
