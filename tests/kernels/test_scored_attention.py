@@ -61,12 +61,3 @@ def test_nothing_but_the_operands_is_kept_for_the_backward() -> None:
             q, k, v, options=AttentionOptions(Scores(softcap=5.0), 0.1)
         )
     assert kept == [q.shape, k.shape, v.shape]
-
-
-def test_slopes_come_from_memory_that_stays() -> None:
-    """A graph of CUDA copies them from there in every replay."""
-    slopes, dtype, device = (0.5, 0.25), torch.float32, torch.device("cpu")
-    first = scored_attention.slopes_on(slopes, device, dtype)
-    assert first.tolist() == [0.5, 0.25]
-    assert scored_attention.slopes_on(slopes, device, dtype).data_ptr() == first.data_ptr()
-    assert scored_attention.slopes_on(slopes, device, torch.float64).dtype == torch.float64

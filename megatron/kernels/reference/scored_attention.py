@@ -12,7 +12,6 @@ x = b g; q positions of a block, y = r q, k keys that a block sees.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -285,18 +284,10 @@ def _blocks(q_basd: Tensor, k_bgsd: Tensor, options: AttentionOptions) -> Iterat
 
 def slopes_on(slopes_a: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return slopes of ALiBi on a device; the host does not wait until a GPU has them."""
-    return _host_slopes(slopes_a, dtype, device.type == "cuda").to(device, non_blocking=True)
-
-
-@cache
-def _host_slopes(slopes_a: tuple[float, ...], dtype: torch.dtype, is_pinned: bool) -> Tensor:
-    """Return slopes on the host, in memory that stays.
-
-    A graph of CUDA copies from this memory in every replay. If it were free again, others would
-    write to it.
-    """
     host_a = torch.tensor(slopes_a, dtype=dtype)
-    return host_a.pin_memory() if is_pinned else host_a
+    if device.type == "cuda":
+        host_a = host_a.pin_memory()
+    return host_a.to(device, non_blocking=True)
 
 
 def _drop(prob_xyk: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:
