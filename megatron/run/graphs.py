@@ -16,7 +16,7 @@ from megatron.kernels.settings import GroupedProductSettings
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.experts.settings import BalanceSettings
 from megatron.layers.recompute_settings import RecomputeSettings
-from megatron.layers.settings import AttentionSettings
+from megatron.layers.settings import AttentionSettings, PositionSettings
 from megatron.model.settings import BlockSettings
 from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
 from megatron.run.dry_run import DryRunSettings
@@ -64,6 +64,8 @@ def _obstacles(flags: Flags) -> Iterator[str]:
     ):
         if share:
             yield f"the host seeds {option} {share:g} anew in every pass"
+    if flags[PositionSettings].has_slopes:
+        yield "--position-embedding-type alibi copies slopes from the host in every pass"
     if flags[DocumentSettings].reset_attention_mask:
         yield "--reset-attention-mask makes the host give every microbatch other bounds"
     yield from _obstacles_in_eight_bits(flags)

@@ -47,6 +47,7 @@ def test_a_gpu_captures_passes(flags: str, ranks: int) -> None:
     [
         ("--attention-dropout 0.1", 1, "seeds --attention-dropout 0.1 anew"),
         ("--hidden-dropout 0.2", 1, "seeds --hidden-dropout 0.2 anew"),
+        ("--position-embedding-type alibi", 1, "copies slopes from the host"),
         ("--reset-attention-mask --eod-mask-loss", 1, "other bounds"),
         (f"{MIXTURE} --moe-input-jitter-eps 0.1", 1, "seeds --moe-input-jitter-eps"),
         (f"{MIXTURE} --moe-router-force-load-balancing", 1, "seeds --moe-router-force"),

@@ -42,7 +42,7 @@ MODELS: Final[dict[str, str]] = {
         f"{_LLAMA} --window-size 128,0 --window-attn-skip-freq 2 --softmax-type learnable"
     ),
     "capped scores and logits": f"{_LLAMA} --attn-logit-softcapping 50 --logit-softcap 30",
-    "ALiBi, squared ReLU": "--position-embedding-type alibi --squared-relu",
+    "squared ReLU": "--squared-relu",
     "further tokens": f"{_LLAMA} --mtp-num-layers 1",
     "mixture of experts": f"{_LLAMA} {_EXPERTS} --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001",
     "mixture, W apart (zb-h1)": f"{_LLAMA} {_EXPERTS} --pipeline-schedule zb-h1",
