@@ -53,8 +53,7 @@ class RankModel(nn.Module):
     Args:
         config: the model.
         placement: the parts that this rank owns.
-        site: device, dtype, ranks and kernels of the parts. With multi-token prediction, sequences
-            must not be split over context-parallel ranks.
+        site: device, dtype, ranks and kernels of the parts.
         vocab_recompute: the output layer keeps no logits or exponentials from S to T; T computes
             them again.
         borders: sees where the layers of a chunk begin and end; ``None``: nobody looks.

@@ -23,10 +23,10 @@ from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.simulator.units import MEMORY
 
 _NEARLY: Final = 1e-9
-"""A number that is so little above a whole one is that whole one."""
+"""A number above a whole number by no more than this counts as the whole number."""
 
 _STEPS: Final = 100
-"""The least GiB of an advice are a multiple of a GiB divided by this number."""
+"""Parts of a GiB: the GiB that a message advises are a whole number of these parts."""
 
 
 class Use(NamedTuple):
@@ -118,8 +118,9 @@ def memory_limit_of(config: RunConfig) -> MemoryLimit | None:
 def memory_of(config: RunConfig) -> OwnMemory:
     """Return the memory for which a run is planned.
 
-    Once the ranks have met, it is the smallest memory of all. Before, it is the memory of this
-    rank. A known GPU has the memory of its data sheet, so a dry run and a run have the same limit.
+    Before the ranks meet, the result is the memory of this rank; afterwards it is the smallest
+    memory of all ranks. A known GPU has the memory of its data sheet, so a dry run and a run have
+    the same limit.
     Of other GPUs the driver tells the memory. Ranks on CPUs have equal parts of the machine's
     memory.
     """

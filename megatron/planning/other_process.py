@@ -71,7 +71,7 @@ def _made(make: Callable[[Task], Result], task: Task) -> Made[Result]:
 
 
 class Rehearsal(Generic[Task, Result]):
-    """Stands for ``Workers`` in a process that rehearses: it tells the other what it makes."""
+    """Stands for ``Workers`` in a process that rehearses, and tells the search of its results."""
 
     number: Final = 0
 

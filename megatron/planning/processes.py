@@ -94,9 +94,9 @@ class Workers(Generic[Task, Result]):
     def rehearse(self, work: Callable[[Rehearsal[Task, Result]], object]) -> None:
         """Let another process go ahead with work that this process will do after other work.
 
-        The other process is a fork of this one as it is now. What it makes meanwhile is made when
-        this process asks for it. As soon as this process asks for something else, the other has
-        gone astray, and is ended. So ``work`` may guess.
+        The other process is a fork of this one as it is now. Its results are ready when this
+        process asks for them. As soon as this process asks for another result, the other process
+        has gone astray, and is ended. So ``work`` may guess.
 
         Args:
             work: the work, with a rehearsal that stands for these processes.
@@ -191,7 +191,7 @@ class Workers(Generic[Task, Result]):
             self._made[key] = made
 
     def _lose(self, worker: _Worker) -> None:
-        """Go on without a process that has ended; what it had is made where it is asked for."""
+        """Go on without a process that has ended; this process makes its results when asked."""
         for own in (self._workers, self._rehearsing):
             if worker in own:
                 own.remove(worker)

@@ -153,7 +153,7 @@ class Race:
     def _to_take(self) -> list[Candidate]:
         """Return the candidate to take by plans and estimates, if it is not planned.
 
-        If no plan fits, that is the smallest.
+        If no plan fits, the smallest candidate takes its place.
         """
         best: Candidate | None = min(
             self.candidates, key=lambda each: (each.known.held.peak, not each.is_planned)

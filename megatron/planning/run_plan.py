@@ -80,8 +80,9 @@ def only_rank_0_plans(config: RunConfig) -> bool:
 
     With a limit of time, the plan depends on how fast a machine searches. A comparison of plans by
     their seconds on a GPU has the same result on every machine, but takes many seconds of a core.
-    A limit by memory that no data sheet tells may be another one on every machine. Which
-    ranks know their GPU must not matter here: some ranks would wait for a plan that nobody sends.
+    A memory that no data sheet tells may differ between machines, and a limit by memory with it.
+    Which ranks know their GPU must not matter here: else some ranks would wait for a plan that
+    nobody sends.
     """
     limited = config.parallel.planning.search_seconds is not None
     long = compares(config) and _gpu(config, None) is not None

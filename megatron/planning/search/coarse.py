@@ -96,7 +96,7 @@ class Coarse:
             self._count_factor(dimension, line, counting)
 
     def _uncounted(self) -> list[tuple[Dimension, Line]]:
-        """Return factors that are not counted yet, each with the line beside which it is."""
+        """Return the factors that are not counted yet, each with the line that it multiplies."""
         counted, found = {name for name, _ in self._factors}, list[tuple[Dimension, Line]]()
         for dimension in self.dimensions:
             if dimension.name not in counted and (dimension.kind == "factor" or dimension.counted):
