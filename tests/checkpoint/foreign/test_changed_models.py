@@ -151,5 +151,7 @@ def test_an_export_is_right_or_the_field_is_named(
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # half of the time, and nothing is kept
     name, model = named_model(family)
-    for value in tried(family, field):
-        assert fault_of(model.replaced(**{field: value}), name, tmp_path) is None, value
+    for number, value in enumerate(tried(family, field)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert fault_of(model.replaced(**{field: value}), name, folder) is None, value
