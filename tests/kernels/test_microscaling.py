@@ -88,7 +88,8 @@ def expected(x: Tensor, dtype: torch.dtype) -> Numbers:
     """What the rows of a matrix stand for after rounding, by the OCP's text."""
     groups = x.double().cpu().numpy().reshape(len(x), -1, 32)
     scale = np.exp2(exponents(groups, dtype).astype(float))[..., None]
-    return (nearest(groups / scale, dtype) * scale).reshape(x.shape)
+    found: Numbers = (nearest(groups / scale, dtype) * scale).reshape(x.shape)
+    return found
 
 
 def stands_for(factor: EightBits) -> Numbers:
