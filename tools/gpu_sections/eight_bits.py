@@ -64,7 +64,8 @@ def measure(scale: Scale) -> Section:
         rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
         rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
     said = "h = 4096, o = 4h; a quantised factor is written in both layouts."
-    return Section([said, *said_of_them, *said_of_it, "", *table(("work", "us or error"), rows)], values)
+    lines = [said, *said_of_them, *said_of_it, "", *table(("work", "us or error"), rows)]
+    return Section(lines, values)
 
 
 def _products(
