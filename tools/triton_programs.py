@@ -30,6 +30,7 @@ from megatron.kernels.cuda import block_products as block_operators
 from megatron.kernels.cuda import eight_bits as eight_bit_operators
 from megatron.kernels.cuda import grouped as grouped_operators
 from megatron.kernels.cuda import grouped_eight_bits as narrow_operators
+from megatron.kernels.cuda import microscaling as mx_operators
 from megatron.kernels.cuda import slots as slot_operators
 from megatron.kernels.cuda.operators import BLOCK, LAUNCH, TILE
 from megatron.kernels.cuda.programs import (
@@ -40,6 +41,7 @@ from megatron.kernels.cuda.programs import (
     gradients,
     grouped,
     grouped_eight_bits,
+    microscaling,
     norms,
     rotation,
     slots,
@@ -124,6 +126,9 @@ _EIGHT_BITS = {
     "right_worth_gbc": "*fp32",
     "grad_worth_bo": "*fp32",
     "x_worth_bi": "*fp32",
+    "straight_tiles": "*u8",
+    "turned_ks": "*u8",
+    "turned_tiles": "*u8",
 }
 _LONGS = ("targets_n", "sorted_n", "order_n", "choice_r", "slot_r", "slot_nk", "chosen_r")
 _INTEGERS = ("ends_g", "counts_gb", "sums_gb")
@@ -232,6 +237,7 @@ def forms(kinds: tuple[str, ...] = TYPES, *, multiplies_8_bits: bool = True) -> 
         yield from _expert_forms(kind)
         yield from _expert_forms_in_eight_bits(kind, products=multiplies_8_bits)
         yield from _block_forms(kind, products=multiplies_8_bits)
+        yield from _mx_forms(kind)
 
 
 def _expert_forms(kind: str) -> Iterator[Form]:
@@ -293,6 +299,14 @@ def _block_forms(kind: str, *, products: bool) -> Iterator[Form]:
         yield Form(block_products.grouped_block_product, own, kind, warps)
         options = {"ADDS": on, **whole, **tile}
         yield Form(block_products.grouped_block_weight_product, options, kind, warps)
+
+
+def _mx_forms(kind: str) -> Iterator[Form]:
+    """Yield the forms with a scale for every 32 numbers."""
+    warps = mx_operators.LAUNCH["num_warps"]
+    for straight, turned in ((True, True), (True, False), (False, True)):
+        options = {"STRAIGHT": straight, "TURNED": turned, "MOST": 448.0, "E5M2": False}
+        yield Form(microscaling.quantise_mx, options, kind, warps)
 
 
 def _row_forms(kind: str) -> Iterator[Form]:

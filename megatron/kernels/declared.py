@@ -27,7 +27,9 @@ class Sizes(NamedTuple):
         return 2 * self.m * self.n * self.k * self.batch
 
 
-Quickness = Literal["16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks"]
+Quickness = Literal[
+    "16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks", "MXFP8"
+]
 """Products that a GPU multiplies at rates of their own, by the factors and by the library: all of
 those in 8 bits are products of cuBLAS. Other products are as quick as those of 16 bits."""
 

@@ -49,7 +49,8 @@ class EightBits:
         bits: the 8-bit numbers, dense. A product multiplies them by the rows of another matrix.
         worth: fp32 [], or [g] for groups; each number stands for itself times its worth. With
             scales of blocks [c, r] for rows [r, k], where c is the number of blocks of a row; for
-            matrices [g, n, k], whose blocks are squares, [g, b, c].
+            matrices [g, n, k], whose blocks are squares, [g, b, c]. With a scale for every 32
+            numbers not fp32, but tiles (``microscaling.py``).
     """
 
     bits: Tensor

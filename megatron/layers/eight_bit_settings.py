@@ -17,10 +17,13 @@ Format = Literal["e4m3", "hybrid"]
 """The 8-bit types: ``e4m3`` for all factors, or ``hybrid`` with e5m2 for gradients."""
 
 Recipe = Literal["tensorwise", "delayed", "blockwise", "mxfp8"]
-"""The source of scales; ``mxfp8`` needs Transformer Engine."""
+"""The source of scales."""
 
 BLOCKS: Final[Mapping[str, int]] = {"blockwise": BLOCK, "mxfp8": 32}
 """For each recipe with scales of blocks, how many numbers of a row or a column share a scale."""
+
+WITHOUT_EXPERTS: Final[frozenset[Recipe]] = frozenset({"mxfp8"})
+"""Recipes without products of experts."""
 
 GATHERED: Final[frozenset[Recipe]] = frozenset({"tensorwise", "delayed", "blockwise"})
 """Recipes whose weights replicas can gather in 8 bits. Columns of mxfp8 are not those of its
@@ -55,13 +58,13 @@ class EightBitSettings:
         lack="is for activations in bf16, as in Megatron")
     fp8_recipe: Recipe = flag("delayed",
         "Source of the scales. delayed: the largest magnitudes of earlier iterations; tensorwise: "
-        "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor. Each "
-        "expert has scales of its own.",
+        "each tensor itself; blockwise and mxfp8: blocks of 128 or 32 numbers of a tensor. mxfp8 "
+        "multiplies on GPUs of compute capability 10 (Blackwell). Each expert has scales of its "
+        "own; mxfp8 has no experts.",
         idle_without=FORMAT)
     transformer_impl: Literal["local", "transformer_engine"] = flag("local",
         "What multiplies in 8 bits: this project's kernels and PyTorch (local), or the package "
-        "Transformer Engine. Only the package has mxfp8. Experts multiply by this project's "
-        "kernels either way.",
+        "Transformer Engine. Experts multiply by this project's kernels either way.",
         idle_without=FORMAT)
     fp8_margin: int = flag(0, "Delayed scales are divided by 2 to this power.", Range(0, 16),
         idle_without=FORMAT, idle_with=_NOT_DELAYED)

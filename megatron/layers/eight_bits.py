@@ -7,11 +7,12 @@ columns of the gradient and of the input. So the weight is kept in both layouts,
 the third product are kept *turned* (by columns), in 8 bits. A weight is quantised when an iteration
 first needs it.
 
-A *multiplier* quantises and multiplies. There are five: by the kernels with one scale for a tensor,
+A *multiplier* quantises and multiplies. There are six: by the kernels with one scale for a tensor,
 for a linear layer (``kernel_multiplier.py``) and for a layer of experts
 (``experts/eight_bit_products.py``); by the kernels with scales of blocks, for both kinds of layers
-(``block_multiplier.py``); by Transformer Engine (``engine_multiplier.py``); and one whose third
-product is in the activations' dtype (``wide_weight_gradients.py``). The strategies of both kinds of
+(``block_multiplier.py``); by the kernels with scales of 32 numbers (``mx_multiplier.py``); by
+Transformer Engine (``engine_multiplier.py``); and one whose third product is in the activations'
+dtype (``wide_weight_gradients.py``). The strategies of both kinds of
 layers keep factors for W, and leave the rest to a multiplier.
 
 Ranks that share tokens gather them before quantising, so that all ranks use the same scale. Each

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.block_multiplier import BlockMultiplier, GroupedBlockMultiplier
-from megatron.layers.eight_bit_settings import BLOCKS, GATHERED, EightBitSettings, types_of
+from megatron.layers.eight_bit_settings import (
+    BLOCKS,
+    GATHERED,
+    WITHOUT_EXPERTS,
+    EightBitSettings,
+    types_of,
+)
 from megatron.layers.eight_bits import ByMultiplier, EightBitProducts, Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.experts.eight_bit_products import EightBitGroupedProducts, GroupedMultiplier
@@ -22,6 +28,7 @@ from megatron.layers.experts.grouped_products import PlainGroupedProducts
 from megatron.layers.gathered_weight import GatheredWeight
 from megatron.layers.kernel_multiplier import KernelMultiplier
 from megatron.layers.linear import Linear
+from megatron.layers.mx_multiplier import MicroscalingMultiplier
 from megatron.layers.products import PlainProducts
 from megatron.layers.scales import WEIGHT, DelayedScales, LayerScales, OwnScales
 from megatron.layers.site import Site
@@ -117,7 +124,9 @@ class EightBitLayers:
             found = EngineMultiplier(
                 self._engine, site.dtype, config.form, config.fp8_recipe, site.device, delayed
             )
-        elif config.fp8_recipe in BLOCKS:
+        elif config.fp8_recipe == "mxfp8":
+            found = MicroscalingMultiplier(site.kernels, site.dtype, config.form)
+        elif config.fp8_recipe == "blockwise":
             found = BlockMultiplier(site.kernels, site.dtype, config.form)
         else:
             scaling = delayed or OwnScales(site.kernels)
@@ -131,7 +140,8 @@ class EightBitLayers:
         config, site = self._config, self._site
         delayed = self._delayed_of(name)
         found: Multiplier[Any]
-        if config.fp8_recipe in BLOCKS:
+        assert config.fp8_recipe not in WITHOUT_EXPERTS, config.fp8_recipe
+        if config.fp8_recipe == "blockwise":
             found = GroupedBlockMultiplier(site.kernels, site.dtype, config.form)
         else:
             scaling, matrices = delayed or OwnScales(site.kernels), layer.matrices(layer.weight)

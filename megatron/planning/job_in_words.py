@@ -2,18 +2,28 @@
 
 from typing import Final
 
+from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.planning.candidate import Candidate
 from megatron.planning.run_plan import compares
 from megatron.run.parallel_config import ParallelConfig
 from megatron.run.run_config import RunConfig
 from megatron.schedules.counted import counted
 from megatron.simulator.costs.gpus import GIB, Gpu
+from megatron.simulator.costs.launch_time import MX
 from megatron.simulator.units import TIME
 
 _EIGHT_BITS: Final = (
     "--fp8-format: cuBLAS's products in 8 bits are taken for 1.7 times as fast as those in 16, as "
     "on H100s, and on H100 and H200 those with scales of blocks for 1.65 times; gradients of "
     "weights with scales of blocks, and products of experts, for as fast as those in 16"
+)
+_MX: Final = (
+    "--fp8-recipe mxfp8: products are taken for {times:g} times as fast as those in 16 bits, as "
+    "those with one scale for a tensor; nobody has measured it"
+)
+_WITHOUT_MX: Final = (
+    "--fp8-recipe mxfp8: {gpu} has no tensor cores for it, and a run on it is refused; products "
+    "are taken for as fast as those in 16 bits"
 )
 _ONLY_16_BITS: Final = (
     "--fp8-format: {gpu} has no tensor cores for 8 bits, and a run on it is refused; products are "
@@ -64,7 +74,7 @@ def job(config: RunConfig, gpu: Gpu) -> str:
     share = "" if replicas == 1 else " for each replica"
     again = " with recomputed logits" if parallel.vocabulary.vocab_recompute else ""
     microbatches = counted(train.num_microbatches, "microbatch")
-    eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu)}\n"
+    eight_bits = "" if train.eight_bits is None else f"{_of_eight_bits(gpu, train.eight_bits)}\n"
     apart = f"{_DOCUMENTS}\n" if config.data.resets.reset_attention_mask else ""
     return (
         f"dry run, nothing is started: {counted(replicas, 'replica')} of "
@@ -77,8 +87,11 @@ def job(config: RunConfig, gpu: Gpu) -> str:
     )
 
 
-def _of_eight_bits(gpu: Gpu) -> str:
+def _of_eight_bits(gpu: Gpu, asked: EightBitSettings) -> str:
     """Return the line on the speed of products in 8 bits."""
+    if asked.fp8_recipe == "mxfp8" and gpu.multiplies_eight_bits:
+        told = _MX if gpu.has_mx_products else _WITHOUT_MX
+        return told.format(gpu=gpu.name, times=MX)
     return _EIGHT_BITS if gpu.multiplies_eight_bits else _ONLY_16_BITS.format(gpu=gpu.name)
 
 

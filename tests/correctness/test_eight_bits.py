@@ -24,7 +24,7 @@ from reference.plain_gpt import random_parameters
 from reference.plain_loss import loss_and_gradients
 from torch import Tensor
 
-from megatron.layers.eight_bit_settings import EightBitSettings, Format, Recipe
+from megatron.layers.eight_bit_settings import BLOCKS, EightBitSettings, Format, Recipe
 from megatron.layers.recompute import Recomputation
 from megatron.layers.scales import WEIGHT, DelayedScales
 from megatron.model import eight_bits
@@ -34,6 +34,7 @@ JOB = Job(LLAMA, micro_batch_size=2, microbatches=4, masked_out=(1,), iterations
 TENSORWISE = EightBitSettings("hybrid", "tensorwise")
 DELAYED = EightBitSettings("hybrid", fp8_amax_history_len=3, fp8_amax_compute_algo="max")
 BLOCKWISE = EightBitSettings("hybrid", "blockwise")
+MX = EightBitSettings("hybrid", "mxfp8")
 FULL = Recomputation(group=1)
 PARTS = Recomputation(parts=frozenset({"core_attn", "layernorm", "mlp"}))
 ACTIVE = Recomputation(parts=frozenset({"layernorm", "mlp_act"}))
@@ -76,6 +77,8 @@ UP = Recomputation(parts=frozenset({"core_attn", "mla_up_proj", "layernorm"}))
         ("gpt", Layout(2, "vocab-2", "zb-h1"), "e4m3", "blockwise"),
         full("gpt", Layout(1, "none", recomputation=PARTS), "hybrid", "blockwise"),
         ("gpt", Layout(1, "none", recomputation=ACTIVE), "e4m3", "tensorwise"),
+        ("gpt", Layout(2, "vocab-2", "zb-h1"), "hybrid", "mxfp8"),
+        full("gpt", Layout(1, "none", recomputation=PARTS), "e4m3", "mxfp8"),
         ("latent", Layout(2, "vocab-2", "zb-h1"), "hybrid", "tensorwise"),
         ("latent", Layout(2, "vocab-1", recomputation=UP), "e4m3", "blockwise"),
         full("direct", Layout(1, "none", recomputation=UP), "hybrid", "tensorwise"),
@@ -99,7 +102,7 @@ def test_gradients_are_those_of_rounded_factors(
     parameters = random_parameters(model, dtype=torch.float32)
     job = replace(JOB, options=model)
     batch = job.batches()[0]
-    if recipe == "blockwise":
+    if recipe in BLOCKS:
         # Scales that are powers of two tell gradients from fractions of them: nothing is masked.
         batch = [replace(each, loss_mask=torch.ones_like(each.loss_mask)) for each in batch]
     wide_loss, wide = loss_and_gradients(parameters, batch, model)
@@ -136,7 +139,7 @@ RECIPES = pytest.mark.parametrize(
 )
 
 
-@RECIPES
+@pytest.mark.parametrize("eight_bits", [*RECIPES.args[1], pytest.param(MX, id="mxfp8")])
 def test_schedules_and_recomputation_change_no_bit(
     eight_bits: EightBitSettings, ranks: RankPool
 ) -> None:
@@ -150,6 +153,29 @@ def test_schedules_and_recomputation_change_no_bit(
         found = outcome(trained(ranks, config_of(JOB, layout, eight_bits)))
         assert found[0] == whole[0], str(layout)
         assert found[1] == pytest.approx(whole[1], rel=1e-6), str(layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, "vocab-2", tensor=2),
+        full(Layout(2, "vocab-1", "zb-h1", tensor=2, sequence=True)),
+        full(Layout(2, "vocab-2", replicas=2, sharded=True)),
+    ],
+    ids=str,
+)
+def test_ranks_round_groups_of_32_alike(layout: Layout, ranks: RankPool) -> None:
+    """A rank's groups are groups of the whole matrix, since its sizes are multiples of 32.
+
+    Sums in another order seldom round a number to the next one.
+    """
+    job = replace(JOB, options=replace(LLAMA, ffn_hidden_size=128), iterations=5)
+    [alone, *_] = trained(ranks, config_of(job, Layout(1, "none"), MX), job)
+    [found, *_] = trained(ranks, config_of(job, layout, MX), job)
+    assert found.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert found.gradient_norms == pytest.approx(alone.gradient_norms, rel=1e-3)
+    [wide, *_] = trained(ranks, config_of(job, Layout(1, "none"), None), job)
+    assert wide.losses != pytest.approx(alone.losses, rel=1e-5), "factors are rounded"
 
 
 MIXTURE = replace(

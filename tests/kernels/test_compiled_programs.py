@@ -80,6 +80,24 @@ def test_no_form_depends_on_the_number_of_slots() -> None:
     assert without_interpreter("-c", WHICH_COUNT_OF_BLOCKS).splitlines() == ["s", "s"]
 
 
+OF_BLACKWELL = """
+import json
+from dataclasses import asdict
+from tools.triton_programs import compiled, forms
+found = [form for form in forms(("bf16", "fp32")) if form.name == "quantise_mx"]
+print(json.dumps([asdict(compiled(form, 100)) for form in found]))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_scales_of_32_numbers_compile_for_a_b200() -> None:
+    """Of the GPUs for which this project compiles, it alone multiplies with them."""
+    found = json.loads(without_interpreter("-c", OF_BLACKWELL))
+    assert len(found) == 6
+    assert [each for each in found if each["spilled_bytes"] or each["short_offsets"]] == []
+    assert max(each["registers"] for each in found) <= 128
+
+
 OF_EXPERTS = """
 import json
 from dataclasses import asdict
@@ -145,6 +163,7 @@ def test_every_program_in_every_form_compiles_without_spilling(
         "quantise_groups",
         "quantise_blocks",
         "quantise_squares",
+        "quantise_mx",
         "count_choices",
         "place_choices",
         "spread",

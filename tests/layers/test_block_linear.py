@@ -1,6 +1,6 @@
-"""A linear layer with scales of blocks by the kernels: arithmetic, what is kept, and ranks.
+"""A linear layer with scales of blocks or of 32 numbers by the kernels: arithmetic, what is kept.
 
-The results are those of the package Transformer Engine, too.
+The results are those of the package Transformer Engine, too, and of ranks that share tokens.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,20 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from megatron.kernels.cuda.transformer_engine import load_transformer_engine
 from megatron.layers.block_multiplier import BlockMultiplier
-from megatron.layers.eight_bit_settings import Format
+from megatron.layers.eight_bit_settings import Format, Recipe
 from megatron.layers.eight_bits import EightBitProducts
 from megatron.layers.engine_multiplier import EngineMultiplier
 from megatron.layers.linear import Linear, Way
 from megatron.layers.main_grad import main_grad_of
+from megatron.layers.mx_multiplier import MicroscalingMultiplier
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.parallel.tensor import ALONE, TensorParallel
 
-IN, OUT, TOKENS = 160, 144, 192
-"""Each is more than a block, and no multiple of one."""
+IN, OUT, TOKENS = 160, 224, 192
+"""Each is more than a block of 128, and no multiple of one."""
 SPLIT = pytest.mark.parametrize("split", [False, True], ids=["B", "B and W"])
 FORMS = pytest.mark.parametrize("form", ["e4m3", "hybrid"])
+RECIPES = pytest.mark.parametrize("recipe", ["blockwise", "mxfp8"])
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,15 @@ class Trained:
 
 
 def layer_of(
+    recipe: Recipe,
     form: Format = "hybrid",
     *,
     keeps_input: bool = False,
     tensor: TensorParallel = ALONE,
     parallel: Way | None = None,
 ) -> Linear:
-    products = EightBitProducts(
-        BlockMultiplier(KERNELS, torch.float32, form), keeps_input=keeps_input
-    )
+    multiplier = BlockMultiplier if recipe == "blockwise" else MicroscalingMultiplier
+    products = EightBitProducts(multiplier(KERNELS, torch.float32, form), keeps_input=keeps_input)
     return linear((IN, OUT), products, bias=parallel is None, tensor=tensor, parallel=parallel)
 
 
@@ -78,10 +80,13 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["8 bits kept", "input kept"])
 @SPLIT
 @FORMS
-def test_products_are_of_rounded_factors(form: Format, split: bool, again: bool) -> None:
-    layer = layer_of(form, keeps_input=again)
+@RECIPES
+def test_products_are_of_rounded_factors(
+    recipe: Recipe, form: Format, split: bool, again: bool
+) -> None:
+    layer = layer_of(recipe, form, keeps_input=again)
     found = trained(layer, split=split)
-    rounding, w = Rounding("blockwise", GRADIENTS[form]), layer.weight.detach()
+    rounding, w = Rounding(recipe, GRADIENTS[form]), layer.weight.detach()
     x, grad = (tensor.detach().flatten(0, 1) for tensor in microbatch())
     product = rounding.rows(E4M3, x) @ rounding.rows(E4M3, w, square=True).T
     close(found.y.flatten(0, 1), product + layer.bias.detach().double())
@@ -95,19 +100,27 @@ def test_products_are_of_rounded_factors(form: Format, split: bool, again: bool)
 
 @SPLIT
 @FORMS
-def test_the_package_has_the_same_results(form: Format, split: bool) -> None:
-    own = trained(layer_of(form), split=split)
+@RECIPES
+def test_the_package_has_the_same_results(recipe: Recipe, form: Format, split: bool) -> None:
+    own = trained(layer_of(recipe, form), split=split)
     with installed():
         engine = load_transformer_engine()
-        products = EightBitProducts(EngineMultiplier(engine, torch.float32, form, "blockwise", CPU))
+        products = EightBitProducts(EngineMultiplier(engine, torch.float32, form, recipe, CPU))
         theirs = trained(linear((IN, OUT), products), split=split)
     close(own.y, theirs.y)
     close(own.x_grad, theirs.x_grad)
     close(own.weight_grad, theirs.weight_grad)
 
 
-def test_what_is_kept_are_columns_in_8_bits() -> None:
-    layer, kept = layer_of(), list[Tensor]()
+@pytest.mark.parametrize(
+    ("recipe", "shape"),
+    [
+        pytest.param("blockwise", (2, IN), id="blockwise: one for 128 tokens, one for the others"),
+        pytest.param("mxfp8", (256 * 8,), id="mxfp8: six for a feature, in whole tiles"),
+    ],
+)
+def test_what_is_kept_are_columns_in_8_bits(recipe: Recipe, shape: tuple[int, ...]) -> None:
+    layer, kept = layer_of(recipe), list[Tensor]()
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)
@@ -118,16 +131,17 @@ def test_what_is_kept_are_columns_in_8_bits() -> None:
         layer(x)
     scales, numbers = sorted(kept, key=torch.numel)
     assert (numbers.element_size(), numbers.shape) == (1, (IN, TOKENS))
-    assert scales.shape == (2, IN), "one for 128 tokens, and one for the others"
+    assert scales.shape == shape
 
 
 @SPLIT
 @pytest.mark.parametrize("way", ["columns", "rows"])
-def test_ranks_gather_before_they_round(way: Way, split: bool) -> None:
+@RECIPES
+def test_ranks_gather_before_they_round(recipe: Recipe, way: Way, split: bool) -> None:
     """A rank with the others' tokens has the gradient of one that has all tokens itself."""
     x, grad = (tensor.detach() for tensor in microbatch())
     tensor = Gathering()
-    whole, shared = layer_of(), layer_of(tensor=tensor, parallel=way)
+    whole, shared = layer_of(recipe), layer_of(recipe, tensor=tensor, parallel=way)
     later: list[Callable[[], None]] = []
     defer_weight_gradients(shared, later.append if split else None)
     doubled = [tensor.gather(each) for each in (x, grad)]

@@ -153,6 +153,9 @@ CASES: Final = {
     "8 bits by blocks": Case(
         LLAMA, options={"eight_bits": EightBitSettings("hybrid", "blockwise")}
     ),
+    "8 bits by 32 numbers": Case(
+        LLAMA, options={"eight_bits": EightBitSettings("hybrid", "mxfp8")}
+    ),
     "8 bits by blocks, many rows": Case(
         LLAMA.replaced(
             hidden_size=128,

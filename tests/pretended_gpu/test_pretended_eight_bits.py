@@ -28,6 +28,7 @@ DELAYED, TENSORWISE = (
 )
 WIDE = replace(DELAYED, wide_weight_gradients=True)
 BLOCKWISE = EightBitSettings("e4m3", "blockwise")
+MX = EightBitSettings("hybrid", "mxfp8")
 ACTIVE = Recomputation(parts=frozenset({"core_attn", "moe_act"}))
 LLAMA: dict[str, Any] = {
     "normalization": "RMSNorm",
@@ -90,6 +91,7 @@ def test_streams_and_memory_are_in_order(
         ("1f1b", DELAYED, Recomputation(group=1)),
         ("1f1b", WIDE, NO_RECOMPUTATION),
         ("zb-h1", BLOCKWISE, NO_RECOMPUTATION),
+        ("zb-h1", MX, NO_RECOMPUTATION),
     ],
     ids=str,
 )

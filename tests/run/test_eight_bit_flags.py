@@ -26,8 +26,8 @@ def mistakes(flags: str, device: str = "cpu") -> list[str]:
     return list(read(f"{MOCK} --device {device} {flags}".split(), world_size=1).mistakes)
 
 
-def notes(flags: str) -> list[str]:
-    return list(read(f"{MOCK} --device cpu {flags}".split(), world_size=1).notes)
+def notes(flags: str, device: str = "cpu") -> list[str]:
+    return list(read(f"{MOCK} --device {device} {flags}".split(), world_size=1).notes)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_what_is_asked_for(flags: str, expected: EightBitSettings | None) -> Non
             ["--first-last-layers-bf16", "--num-layers 4"],
         ),
         (
-            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8",
-            ["--fp8-recipe mxfp8", "add --transformer-impl transformer_engine", "blockwise"],
+            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --seq-length 48",
+            ["--fp8-recipe mxfp8 of weights' gradients need tokens in multiples of 32", "is 48"],
         ),
         (
-            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --transformer-impl transformer_engine",
-            ["--transformer-impl transformer_engine", "GPUs only", "blockwise"],
+            "--bf16 --fp8-format hybrid --fp8-recipe mxfp8 --ffn-hidden-size 80",
+            ["--fp8-recipe mxfp8 need widths in multiples of 32", "--ffn-hidden-size makes 80"],
         ),
         (
             "--bf16 --fp8-format hybrid --fp8-recipe blockwise --hidden-size 72",
@@ -169,6 +169,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -200,24 +201,33 @@ def test_kernels_multiply_by_weights_that_were_gathered_in_8_bits(world_size: in
 @pytest.mark.usefixtures("gpu")
 def test_what_transformer_engine_lacks_is_told_at_the_start() -> None:
     flags = f"{SIZES} {PACKAGE}"
-    (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
-    assert told.startswith(
-        f"{PACKAGE} with --fp8-recipe mxfp8: it does not load here (No module named"
-    )
+    told = "\n".join(notes(f"{flags} --fp8-recipe blockwise", "cuda"))
+    assert f"{PACKAGE} changes nothing: it does not load here (No module named" in told
     assert "pip install" in told
-    assert told.endswith(
-        "use --fp8-recipe blockwise, tensorwise or delayed, and this project's kernels multiply"
-    )
     with installed(version="2.4.0"):
-        (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
-    assert "version 2.4.0" in told
+        assert "version 2.4.0" in "\n".join(notes(f"{flags} --fp8-recipe blockwise", "cuda"))
     with installed(is_mxfp8_available=lacking):
-        (told,) = mistakes(f"{flags} --fp8-recipe mxfp8", "cuda")
+        assert "compute capability 10.0 or higher required" in "\n".join(
+            notes(f"{flags} --fp8-recipe mxfp8", "cuda")
+        )
         assert mistakes(f"{flags} --fp8-recipe blockwise", "cuda") == []
-    assert "--fp8-recipe mxfp8: Device compute capability 10.0 or higher required" in told
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise"])
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("package", ["", PACKAGE])
+def test_a_gpu_before_blackwell_has_no_scales_of_32_numbers(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = f"{SIZES} --bf16 --fp8-format hybrid {package} --fp8-recipe mxfp8"
+    (told,) = mistakes(flags, "cuda")
+    assert told.startswith("--fp8-recipe mxfp8: NVIDIA H100 has compute capability 9.0, and ")
+    assert told.endswith("use --fp8-recipe blockwise, tensorwise or delayed")
+    assert mistakes(f"{flags} --dry-run", "cuda") == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
+    assert mistakes(flags, "cuda") == []
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise", "mxfp8"])
 def test_kernels_multiply_where_transformer_engine_is_not(recipe: str) -> None:
     flags = f"{SIZES} {PACKAGE} --fp8-recipe {recipe}"
     assert mistakes(flags) == []

@@ -106,6 +106,7 @@ def test_transformer_engine_is_measured_where_it_is() -> None:
     assert any("Transformer Engine: it does not load here" in line for line in without.lines)
     for name in ("x W", "G W", "G x"):
         assert 0.001 < without.values["64"]["errors"][f"{name} in blocks,"] < 0.1
+        assert 0.001 < without.values["64"]["errors"][f"{name} in MXFP8,"] < 0.1
     with installed(is_mxfp8_available=lacking):
         found = eight_bits.measure(SMALL)
     assert "Not mxfp8: Device compute capability 10.0 or higher required" in found.lines

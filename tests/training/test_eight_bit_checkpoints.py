@@ -75,6 +75,37 @@ def test_scales_are_the_same_in_every_layout(
     assert numbers(resumed[0]) == pytest.approx(expected, rel=2e-4)
 
 
+def microscaled_on(layout: Layout) -> RunConfig:
+    """Layers whose sizes are multiples of 32 on each of two ranks."""
+    config = config_of(layout, EightBitSettings("hybrid", "mxfp8", wide_weight_gradients=True))
+    model = config.model.replaced(
+        hidden_size=64,
+        ffn_hidden_size=128,
+        num_attention_heads=4,
+        num_query_groups=4,
+        kv_channels=16,
+    )
+    return replace(config, model=model)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(1, "vocab-2", tensor=2), full(Layout(2, "vocab-2", "zb-h1", replicas=2, sharded=True))],
+    ids=str,
+)
+def test_scales_of_32_numbers_leave_nothing_in_a_checkpoint(
+    layout: Layout, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Another layout goes on from the unrounded weights, with the groups of the whole matrices.
+
+    The 12 tokens of a microbatch are no whole groups, so gradients of weights are in 16 bits.
+    """
+    whole, resumed = whole_and_resumed(
+        ranks, microscaled_on(Layout(1, "none")), tmp_path, then=microscaled_on(layout)
+    )
+    assert numbers(resumed[0]) == pytest.approx(numbers(whole[0])[3:], rel=2e-4)
+
+
 def latent_on(layout: Layout) -> RunConfig:
     """Multi-latent attention, which has five linear layers."""
     config = config_of(layout)

@@ -1,6 +1,7 @@
 """Linear layers in 8 bits: their three products with all roundings, beside those of bf16.
 
-Products with scales of blocks are beside those with one scale for a tensor. Where Transformer
+Products with scales of blocks, and on Blackwell those with a scale for every 32 numbers (MXFP8),
+are beside those with one scale for a tensor. Where Transformer
 Engine is installed, its products too, and its norms that are rounded as they are formed, beside
 norms that are rounded afterwards.
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
+from megatron.kernels.cuda.microscaling import lack_of_mx_products
 from megatron.kernels.cuda.transformer_engine import (
     CUDNN_NORMS,
     TransformerEngine,
@@ -26,6 +28,7 @@ from megatron.layers.block_multiplier import BlockMultiplier
 from megatron.layers.eight_bit_settings import Recipe, types_of
 from megatron.layers.eight_bits import Multiplier
 from megatron.layers.engine_multiplier import EngineMultiplier
+from megatron.layers.mx_multiplier import MicroscalingMultiplier
 from megatron.layers.scales import GRADIENT, INPUT, WEIGHT, DelayedScales
 from megatron.run.eight_bits import LEAST_CAPABILITY
 from tools.gpu_sections.timing import Scale, Section, laps, table
@@ -45,14 +48,13 @@ def measure(scale: Scale) -> Section:
     kernels, values = kernels_for(scale.device, torch.bfloat16), {}
     rows: list[tuple[str, object]] = []
     engine, by_package, said_of_it = _by_transformer_engine(scale)
+    ways, said_of_them = _by_kernels(scale, kernels)
+    ways |= {f"by Transformer Engine, {recipe}": make for recipe, make in by_package.items()}
     for n in (64,) if scale.small else TOKENS:
         h = 64 if scale.small else 4096
         own, errors = _products(scale, kernels, n, h)
-        by_blocks = BlockMultiplier(kernels, torch.bfloat16, "hybrid")
-        found, off = _products_of(scale, "in blocks", by_blocks, n, h)
-        own, errors = own | found, errors | off
-        for recipe, make in by_package.items():
-            found, off = _products_of(scale, f"by Transformer Engine, {recipe}", make(), n, h)
+        for way, make in ways.items():
+            found, off = _products_of(scale, way, make(), n, h)
             own, errors = own | found, errors | off
         for recipe in WITH_NORMS:
             if engine and not engine.why_not(recipe) and engine.rounds_norms(recipe, n, h):
@@ -62,7 +64,8 @@ def measure(scale: Scale) -> Section:
         rows += [(f"{name}, n = {n}", 1e6 * seconds) for name, seconds in own.items()]
         rows += [(f"{name} against float64, n = {n}", f"{off:.2%}") for name, off in errors.items()]
     said = "h = 4096, o = 4h; a quantised factor is written in both layouts."
-    return Section([said, *said_of_it, "", *table(("work", "us or error"), rows)], values)
+    lines = [said, *said_of_them, *said_of_it, "", *table(("work", "us or error"), rows)]
+    return Section(lines, values)
 
 
 def _products(
@@ -98,6 +101,20 @@ def _products(
         "G x": _error(kernels.eight_bit_product(gt, xt, torch.float32), grad.T, x),
     }
     return seconds, errors
+
+
+def _by_kernels(
+    scale: Scale, kernels: Kernels
+) -> tuple[dict[str, Callable[[], Multiplier[Any]]], list[str]]:
+    """Return the kernels' products with many scales, and the reason why some are missing."""
+    found: dict[str, Callable[[], Multiplier[Any]]] = {
+        "in blocks": partial(BlockMultiplier, kernels, torch.bfloat16, "hybrid")
+    }
+    lack = lack_of_mx_products(scale.device) if scale.device.type == "cuda" else None
+    if lack is not None:
+        return found, ["", f"Skipped: products in MXFP8, because {lack}."]
+    found["in MXFP8"] = partial(MicroscalingMultiplier, kernels, torch.bfloat16, "hybrid")
+    return found, []
 
 
 def _by_transformer_engine(

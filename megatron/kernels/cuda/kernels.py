@@ -16,6 +16,7 @@ from megatron.kernels.cuda.eight_bits import CudaEightBits
 from megatron.kernels.cuda.flash import find_flash_attention
 from megatron.kernels.cuda.grouped import CudaGrouped
 from megatron.kernels.cuda.grouped_eight_bits import CudaGroupedEightBits
+from megatron.kernels.cuda.microscaling import CudaMicroscaling
 from megatron.kernels.cuda.norms import Norm, norm_backward
 from megatron.kernels.cuda.output import CudaOutput
 from megatron.kernels.cuda.products import Products
@@ -37,6 +38,7 @@ class CudaKernels(
     CudaOutput,
     CudaEightBits,
     CudaBlocks,
+    CudaMicroscaling,
     CudaGrouped,
     CudaGroupedEightBits,
     CudaSlots,

@@ -15,6 +15,7 @@ from megatron.kernels.reference.activations import Gated, QuickGated, SquaredReL
 from megatron.kernels.reference.block_products import BlockOperations
 from megatron.kernels.reference.grouped_attention import grouped_attention, knows_repeated
 from megatron.kernels.reference.grouped_eight_bits import GroupedEightBitOperations
+from megatron.kernels.reference.microscaling import MicroscalingOperations
 from megatron.kernels.reference.packed_attention import can_pack, packed_attention
 from megatron.kernels.reference.partial_attention import (
     Attended,
@@ -39,7 +40,9 @@ TILE_ROWS = 16384
 launches."""
 
 
-class ReferenceKernels(SlotOperations, GroupedEightBitOperations, BlockOperations, TiledOutput):
+class ReferenceKernels(
+    SlotOperations, GroupedEightBitOperations, BlockOperations, MicroscalingOperations, TiledOutput
+):
     """All operations in PyTorch, for any device and any type of activations.
 
     The operations of layers are differentiable and stand here. Operations on slots,

@@ -7,7 +7,14 @@ import torch
 
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes_in, refuses, refuses_in
-from megatron.layers.eight_bit_settings import ENDS, FORMAT, GATHER, EightBitSettings
+from megatron.kernels.cuda.microscaling import lack_of_mx_products
+from megatron.layers.eight_bit_settings import (
+    ENDS,
+    FORMAT,
+    GATHER,
+    WITHOUT_EXPERTS,
+    EightBitSettings,
+)
 from megatron.layers.experts.settings import SHARED_EXPERT, ExpertSettings
 from megatron.model.settings import ModelSettings, ShapeSettings
 from megatron.parallel.settings import ExpertRankSettings, TensorRankSettings
@@ -26,23 +33,14 @@ from megatron.run.parallelism import on_cuda
 
 
 @refuses
-def _mxfp8(flags: Flags) -> Iterator[str]:
-    """Refuse scales of 32 numbers where Transformer Engine does not form all products."""
+def _mxfp8_of_experts(flags: Flags) -> Iterator[str]:
+    """Refuse experts with scales of 32 numbers."""
     own, experts = flags[EightBitSettings], flags[ExpertSettings]
-    if own.fp8_format is None or own.fp8_recipe != "mxfp8":
-        return
-    if experts.is_mixture:
+    if own.fp8_format is not None and own.fp8_recipe in WITHOUT_EXPERTS and experts.is_mixture:
         yield (
-            f"--fp8-recipe mxfp8 with --num-experts {experts.num_experts}: only Transformer Engine "
-            "multiplies with one scale for 32 numbers, and experts multiply by this project's "
-            "kernels: use "
-            f"--fp8-recipe blockwise, tensorwise or delayed, or leave {FORMAT} out"
-        )
-    elif not asks_for_engine(flags):
-        yield (
-            "--fp8-recipe mxfp8: this project's kernels have no scales of 32 numbers, and only "
-            f"Transformer Engine does: add {PACKAGE}, which needs GPUs and that package, or use "
-            "--fp8-recipe blockwise, tensorwise or delayed"
+            f"--fp8-recipe {own.fp8_recipe} with --num-experts {experts.num_experts}: the products "
+            "of experts have no scales of 32 numbers: use --fp8-recipe blockwise, tensorwise or "
+            f"delayed, or leave {FORMAT} out"
         )
 
 
@@ -74,6 +72,10 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
                 f"{'.'.join(map(str, LEAST_CAPABILITY))}): leave it out, or use another GPU"
             )
             return
+        is_mx = flags[EightBitSettings].fp8_recipe == "mxfp8"
+        if is_mx and (lack := lack_of_mx_products(number)):
+            yield f"--fp8-recipe mxfp8: {lack}: use --fp8-recipe blockwise, tensorwise or delayed"
+            return
     if find_spec("triton") is None:
         yield (
             f"{FORMAT} {form}: the kernels that quantise on GPUs are Triton's, which is not "
@@ -81,22 +83,10 @@ def _eight_bits_of_device(flags: Flags) -> Iterator[str]:
         )
 
 
-@refuses_in("real")
-def _transformer_engine_of_device(flags: Flags) -> Iterator[str]:
-    """Refuse scales of 32 numbers if Transformer Engine cannot multiply: nothing else can."""
-    recipe = flags[EightBitSettings].fp8_recipe
-    if asks_for_engine(flags) and recipe == "mxfp8" and (lack := lack_of_engine(flags)):
-        yield (
-            f"{PACKAGE} with --fp8-recipe {recipe}: {lack}: use --fp8-recipe blockwise, tensorwise "
-            "or delayed, and this project's kernels multiply"
-        )
-
-
 @notes_in("real")
 def _kernels_for_transformer_engine(flags: Flags) -> Iterator[str]:
     """Note that the kernels multiply in place of Transformer Engine, by the same recipe."""
-    own = flags[EightBitSettings]
-    if not asks_for_engine(flags) or own.fp8_recipe == "mxfp8":
+    if not asks_for_engine(flags):
         return
     lack = lack_of_engine(flags)
     if gathers(flags):

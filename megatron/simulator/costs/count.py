@@ -49,7 +49,9 @@ class Product(NamedTuple):
     batch: int = 1
 
 
-Quickness = Literal["16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks"]
+Quickness = Literal[
+    "16 bits", "8 bits", "8 bits by blocks", "8-bit weight gradients by blocks", "MXFP8"
+]
 """Products that a GPU multiplies at rates of their own; a kernel declares which its product is
 (``kernels/declared.py``)."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from megatron.simulator.costs.collective_time import LINK_STEP, NETWORK_STEP, Links, Path
-from megatron.simulator.costs.launch_time import BLOCK_WEIGHTS, BLOCKS, EIGHT_BITS, Rates
+from megatron.simulator.costs.launch_time import BLOCK_WEIGHTS, BLOCKS, EIGHT_BITS, MX, Rates
 
 GIB: Final = float(1 << 30)
 
@@ -184,6 +184,7 @@ class Gpu:
             eight_bits=shares.eight_bits if self.multiplies_eight_bits else 1.0,
             blocks=BLOCKS if self.has_block_products else 1.0,
             block_weights=BLOCK_WEIGHTS if self.has_block_products else 1.0,
+            mx=MX if self.has_mx_products else 1.0,
         )
 
     def links(
@@ -224,6 +225,11 @@ class Gpu:
     def has_block_products(self) -> bool:
         """Whether cuBLAS multiplies in 8 bits with scales of blocks in fp32."""
         return self.name in _HOPPER
+
+    @property
+    def has_mx_products(self) -> bool:
+        """Whether cuBLAS multiplies in 8 bits with one scale for 32 numbers: on Blackwell."""
+        return self.name in _BLACKWELL
 
     @property
     def workspaces(self) -> float:

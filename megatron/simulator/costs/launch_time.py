@@ -55,6 +55,10 @@ BLOCK_WEIGHTS: Final = 1.3
 """The same for gradients of weights by cuBLAS, without the addition that follows: 1.28 and 1.33
 times as fast as outputs of 16 bits on one H200, with 4,096 and 8,192 tokens. Only on Hopper."""
 
+MX: Final = EIGHT_BITS
+"""The same for all products with one scale for 32 numbers. An assumption: by the data sheets
+Blackwell multiplies them as fast as with one scale for a tensor, and nobody has measured them."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -73,6 +77,7 @@ class Rates:
         eight_bits: see ``EIGHT_BITS``; 1 if the GPU does not multiply numbers of 8 bits.
         blocks: see ``BLOCKS``; 1 if cuBLAS has no such product for the GPU.
         block_weights: see ``BLOCK_WEIGHTS``; 1 if cuBLAS has no such product for the GPU.
+        mx: see ``MX``; 1 if cuBLAS has no such product for the GPU.
 
     Raises:
         ValueError: if a rate is not above 0, or the gap is below 0.
@@ -90,6 +95,7 @@ class Rates:
     eight_bits: float = EIGHT_BITS
     blocks: float = BLOCKS
     block_weights: float = BLOCK_WEIGHTS
+    mx: float = MX
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -117,6 +123,8 @@ class Rates:
                 return self.blocks
             case "8-bit weight gradients by blocks":
                 return self.block_weights
+            case "MXFP8":
+                return self.mx
 
     def _multiplied(self, launch: Launch) -> float:
         """Return the seconds of a kernel's products."""

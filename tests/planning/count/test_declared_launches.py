@@ -11,10 +11,18 @@ from planning.count.test_launches_by_hand import launched, made
 from torch import Tensor
 from torch._ops import OpOverloadPacket
 
-from megatron.kernels.cuda import block_products, eight_bits, grouped, grouped_eight_bits
+from megatron.kernels.counted import counted_kernels
+from megatron.kernels.cuda import (
+    block_products,
+    eight_bits,
+    grouped,
+    grouped_eight_bits,
+    microscaling,
+)
 from megatron.kernels.cuda.library import operator
 from megatron.kernels.declared import Sizes, multiplies, overwrites, touches_rows
 from megatron.kernels.eight_bits import E4M3
+from megatron.kernels.microscaling import SCALE
 from megatron.planning.count import launches, recorder
 from megatron.simulator.costs import launch_time
 from megatron.simulator.costs.count import Product, Quickness
@@ -120,6 +128,17 @@ PRODUCTS: dict[str, tuple[Callable[[], object], Product]] = {
         ),
         Product(OUTPUTS, INPUTS, ROWS),
     ),
+    "a scale for every 32 numbers": (
+        lambda: microscaling.mx_product(
+            made(ROWS, OUTPUTS),
+            eight(ROWS, INPUTS),
+            made(512, dtype=SCALE),
+            eight(OUTPUTS, INPUTS),
+            made(512, dtype=SCALE),
+            None,
+        ),
+        Product(ROWS, OUTPUTS, INPUTS),
+    ),
     "weights in blocks of groups": (
         lambda: block_products.add_grouped_block_weight_product_(
             worth(GROUPS, OUTPUTS, INPUTS),
@@ -137,6 +156,7 @@ PRODUCTS: dict[str, tuple[Callable[[], object], Product]] = {
 BY_CUBLAS: dict[str, Quickness] = {
     "8 bits": "8 bits",
     "blocks": "8 bits by blocks",
+    "a scale for every 32 numbers": "MXFP8",
     "a weight in blocks by cuBLAS": "8-bit weight gradients by blocks",
 }
 """The products in 8 bits that are not Triton programs, as quick as 16 bits."""
@@ -148,6 +168,14 @@ def test_a_product_of_this_project_is_what_a_hand_counts(name: str) -> None:
     [launch] = launched(call)
     assert (launch.flops, launch.executed, launch.product) == (ALL, ALL, product)
     assert launch.quickness == BY_CUBLAS.get(name, "16 bits")
+
+
+def test_a_rounding_moves_the_matrix_once_and_both_results() -> None:
+    """96 x 64 numbers: 2 bytes read, 1 written by rows and 1 by columns, and a tile of scales."""
+    kernels = counted_kernels(torch.bfloat16)
+    [launch] = launched(lambda: kernels.quantise_mx(made(96, 64), E4M3, straight=True, turned=True))
+    assert (launch.name, launch.flops) == ("quantise_mx", 0)
+    assert launch.bytes == 96 * 64 * (2 + 1 + 1) + 2 * 128 * 4
 
 
 @operator(

@@ -13,6 +13,7 @@ from megatron.simulator.costs.launch_time import (
     BLOCK_WEIGHTS,
     BLOCKS,
     EIGHT_BITS,
+    MX,
     Rates,
     product_speed,
 )
@@ -70,13 +71,19 @@ def test_products_take_the_time_of_their_bytes_where_the_memory_is_slow() -> Non
 
 def test_only_products_of_cublas_are_faster_in_8_bits() -> None:
     wide, rates = launch(8192, 16384, 4096), GPUS["H100"].rates
-    usual, quick, blocks, of_weights = (
+    usual, quick, blocks, of_weights, scaled_by_32 = (
         rates.seconds(wide._replace(quickness=own)) - rates.gap for own in get_args(Quickness)
     )
     assert usual == rates.seconds(wide) - rates.gap
     assert usual == pytest.approx(EIGHT_BITS * quick)
     assert usual == pytest.approx(BLOCKS * blocks)
     assert usual == pytest.approx(BLOCK_WEIGHTS * of_weights)
+    assert usual == scaled_by_32, "a Hopper has none"
+    microscaled = wide._replace(quickness="MXFP8")
+    blackwell = GPUS["B200"].rates
+    assert blackwell.seconds(wide) - blackwell.gap == pytest.approx(
+        MX * (blackwell.seconds(microscaled) - blackwell.gap)
+    )
     thin = wide._replace(quickness="8 bits", bytes=10**12)
     assert rates.seconds(thin) == pytest.approx(rates.traffic(10**12) + rates.gap)
 

@@ -24,13 +24,13 @@ _ABOVE_1_75 = tl.constexpr(0x1FFFFF)
 
 
 @triton.jit
-def _magnitudes(x):
+def magnitudes(x):
     """Return the bits of magnitudes: integers in the order of the numbers, NaN above infinity."""
     return tl.abs(x).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _powers_of_two(largest, E5M2: tl.constexpr):
+def powers_of_two(largest, E5M2: tl.constexpr):
     """Return the scale and the worth for the bits of a largest magnitude; see ``eight_bits.py``."""
     exponent_of_most: tl.constexpr = 15 if E5M2 else 8
     exponent = (tl.minimum(tl.maximum(largest, _LEAST), _INFINITY) + _ABOVE_1_75) >> 23
@@ -93,7 +93,7 @@ def quantise_blocks(
         source = row[:, None] * k + column[None, :]
         x = tl.load(x_sk + begin + source, mask=here, other=0.0).to(tl.float32)
         if STRAIGHT:
-            scale, worth = _powers_of_two(tl.max(_magnitudes(x), 1), E5M2)
+            scale, worth = powers_of_two(tl.max(magnitudes(x), 1), E5M2)
             bits = eight_bits_of(x, scale[:, None], MOST, E5M2)
             tl.store(straight_sk + begin + source, bits, mask=here)
             to = straight_worth_cs + tl.program_id(1).to(tl.int64) * s + first
@@ -101,7 +101,7 @@ def quantise_blocks(
         if TURNED:
             if STRAIGHT:  # read again, out of the cache: a thread has too few registers for both
                 x = tl.load(x_sk + begin + source, mask=here, other=0.0).to(tl.float32)
-            scale, worth = _powers_of_two(tl.max(_magnitudes(x), 0), E5M2)
+            scale, worth = powers_of_two(tl.max(magnitudes(x), 0), E5M2)
             turned = tl.trans(eight_bits_of(x, scale[None, :], MOST, E5M2))
             place = tile * ROWS
             used = (end - first + _MULTIPLE - 1) // _MULTIPLE * _MULTIPLE
@@ -133,7 +133,7 @@ def quantise_squares(
     here = (row < n)[:, None] & (column < k)[None, :]
     source = group * n * k + row[:, None] * k + column[None, :]
     x = tl.load(x_gnk + source, mask=here, other=0.0).to(tl.float32)
-    scale, worth = _powers_of_two(tl.max(tl.max(_magnitudes(x), 1), 0), E5M2)
+    scale, worth = powers_of_two(tl.max(tl.max(magnitudes(x), 1), 0), E5M2)
     bits = eight_bits_of(x, scale, MOST, E5M2)
     tl.store(straight_gnk + source, bits, mask=here)
     to = group * n * k + column[:, None] * n + row[None, :]
