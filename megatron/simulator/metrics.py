@@ -20,15 +20,14 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "or W where it is a pass of its own"
     ),
     "bubble": (
-        "1 - work / span, as the zero-bubble papers count it (arXiv 2401.10241): work is the time "
-        "that a rank's passes take, averaged over the ranks, and span the longest time that one "
-        "rank takes from its first start to its last end; the span is at most the time of the "
-        "iteration, so the bubble is never above idle"
+        "1 - work / span (arXiv 2401.10241). Work is the time that a rank's passes take, averaged "
+        "over the ranks. Span is the longest time that one rank takes from its first start to its "
+        "last end, so the bubble is never above idle"
     ),
     "floor": (
-        "a lower bound of the time: model FLOPs / (p x the rate of a rank), where the rate is "
-        "measured in one product of the output layer, [n, h] x [h, 128000], with n tokens of a "
-        "microbatch and hidden size h; no schedule that multiplies at this rate is faster"
+        "a lower bound of the time, model FLOPs / (p x the rate of a rank). The rate is measured "
+        "in one product of the output layer, [n, h] x [h, 128000], with n tokens of a microbatch "
+        "and hidden size h. No schedule that multiplies at this rate is faster"
     ),
     "MFU": "model FLOPs / (p x the best rate of a rank in square products x the time)",
     "simulated": (
