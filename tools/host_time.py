@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -156,6 +157,16 @@ class _NoGraph:
         pass
 
 
+class _NoSlot:
+    """The memory of a slot whose graphs do nothing when they are replayed."""
+
+    def graph(self) -> _NoGraph:
+        return _NoGraph()
+
+    def lasting(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
 class _Nothing:
     """A Triton program that is launched and does nothing."""
 
@@ -187,7 +198,7 @@ def replayed(kernels: Kernels, *, splits: bool) -> Subject:
     subject.slot = Slot(
         lambda x_bsh, _: subject.layers(x_bsh),
         subject.take_deferred if splits else None,
-        _NoGraph,
+        _NoSlot(),
         complete=lambda: None,
         free=lambda slot: None,
     )

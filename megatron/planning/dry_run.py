@@ -5,12 +5,14 @@ the report come from the cost model of ``megatron/simulator/costs`` with the GPU
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from megatron.planning.checked_runs import checked
 from megatron.planning.compared import compared_lines, completed, not_looked_at
+from megatron.planning.count.run import count_ranks
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.job_in_words import head, job
 from megatron.planning.launch_pace import launch_pace
@@ -24,6 +26,7 @@ from megatron.run.precision import NARROW_SUMS, NEEDS_16_BITS
 from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.counted import counted
+from megatron.schedules.plan import plan_of_one
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
 from megatron.simulator.draw.text import draw_text
@@ -151,12 +154,18 @@ def _verdict(found: RunForecast) -> str:
 
 
 def _pace(found: RunForecast) -> Iterator[str]:
-    """Yield a line on the host if it may be too slow for the GPU."""
-    train = found.config.train
-    if train.captures_passes:  # the host launches a pass at once
+    """Yield a line on the host if it may be too slow for the GPU, or if it launches graphs."""
+    train, plan = found.config.train, found.run_plan.plan
+    pace = launch_pace(found.timeline, found.counts, plan.microbatches)
+    if train.captures_passes:
+        yield pace.of_graphs_in_words()
         return
-    pace = launch_pace(found.timeline, found.memories, found.run_plan.plan.microbatches)
-    words = pace.in_words(could_capture=train.could_capture)
+    replayed = None
+    if pace.is_short and train.could_capture:
+        captured = replace(found.config, train=replace(train, captures_passes=True))
+        counts = count_ranks(captured, plan_of_one(plan), found.run_plan.layers)
+        replayed = launch_pace(found.timeline, counts, plan.microbatches)
+    words = pace.in_words(replayed)
     if words is not None:
         yield words
 

@@ -81,6 +81,11 @@ class RunForecast:
         return {} if self.exchanges is None else hidden(self.clocks.program, self.alone)
 
     @property
+    def counts(self) -> Sequence[RankCount]:
+        """The work of every pipeline rank for one microbatch."""
+        return [own.count for own in self.memories]
+
+    @property
     def samples_per_second(self) -> float:
         """Speed, which can be compared between batch sizes."""
         return self.config.train.global_batch_size / self.outcome.seconds

@@ -1,6 +1,7 @@
 """Whether the host of a GPU can launch kernels as fast as the GPU runs them.
 
-A dry run knows the time of a kernel on the GPU. The time in which a host launches a kernel depends
+A pass that is captured as a graph is one launch, beside the copies into and out of its memory. A
+dry run knows the time of a kernel on the GPU. The time in which a host launches a kernel depends
 on its CPU, which a dry run does not know. So the report says when a usual CPU may be too slow.
 """
 
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from megatron.simulator.costs.rank_memory import RankMemory
+from megatron.simulator.costs.count import RankCount
 from megatron.simulator.simulate import Timeline
 from megatron.simulator.units import TIME
 
@@ -31,27 +32,35 @@ class LaunchPace:
     """The launches of a rank in the schedule of an iteration.
 
     Attributes:
-        launches: kernels that its host launches. Libraries add further ones, which do not count.
+        launches: kernels and graphs that its host launches. Libraries add further ones, which do
+            not count.
         seconds: the time of its passes, without updates of parameters.
+        kernels: kernels that are launched, also those within graphs.
     """
 
     launches: int
     seconds: float
+    kernels: int = 0
 
     @property
     def each(self) -> float:
         """Mean seconds of the GPU for a launch."""
         return self.seconds / max(1, self.launches)
 
-    def in_words(self, *, could_capture: bool) -> str | None:
+    @property
+    def is_short(self) -> bool:
+        """Whether a launch keeps the GPU busy for so short that a usual host may be slower."""
+        return self.launches > 0 and self.each < SHORT
+
+    def in_words(self, replayed: "LaunchPace | None" = None) -> str | None:
         """Return the line of a report; ``None`` if a launch keeps the GPU busy for long enough.
 
         Args:
-            could_capture: whether the passes of the run could be captured as graphs.
+            replayed: the pace of the same run with graphs of passes; ``None``: it can have none.
         """
-        if self.each >= SHORT or not self.launches:
+        if not self.is_short:
             return None
-        graphs = ", and --cuda-graph-impl local" if could_capture else ""
+        graphs = "" if replayed is None else f", and --cuda-graph-impl local{self._gain(replayed)}"
         return (
             f"host: {self.launches:,} launches in {TIME.write(self.seconds)}, "
             f"{1e6 * self.each:.0f} us each: the GPU waits for a host that takes longer for a "
@@ -59,15 +68,31 @@ class LaunchPace:
             f"longer than predicted; larger microbatches help{graphs}"
         )
 
+    def of_graphs_in_words(self) -> str:
+        """Return the line of a report on a run whose passes are captured."""
+        return (
+            f"host: {self.launches:,} launches in {TIME.write(self.seconds)} for "
+            f"{self.kernels:,} kernels, because passes are replayed as graphs"
+        )
 
-def launch_pace(
-    timeline: Timeline, memories: Sequence[RankMemory], microbatches: int
-) -> LaunchPace:
+    @property
+    def _on_measured_host(self) -> float:
+        """Seconds of the schedule on the measured host, which is late or is not."""
+        return max(self.seconds, self.launches * MEASURED_PACE)
+
+    def _gain(self, replayed: "LaunchPace") -> str:
+        """Return the launches with graphs, and the time that the measured host would save."""
+        saved = 1 - replayed._on_measured_host / self._on_measured_host
+        less = f"; on that host {saved:.0%} less time" if saved >= 0.01 else ""
+        return f" ({replayed.launches:,} launches{less})"
+
+
+def launch_pace(timeline: Timeline, counts: Sequence[RankCount], microbatches: int) -> LaunchPace:
     """Return the pace of the rank whose passes take the longest.
 
     Args:
         timeline: of the schedule, in seconds.
-        memories: of every rank, with the counts of its passes for one microbatch.
+        counts: of every rank, for one microbatch.
         microbatches: of the schedule.
     """
     busy = [
@@ -75,7 +100,10 @@ def launch_pace(
         for rank in range(timeline.ranks)
     ]
     rank = max(range(len(busy)), key=busy.__getitem__)
-    count = memories[rank].count
+    count = counts[rank]
     owns = [*count.passes.values(), *count.begun.values(), *count.ended.values()]
-    launches = sum(times * len([*work.launches]) for own in owns for work, times in own.parts)
-    return LaunchPace(microbatches * launches, busy[rank])
+    return LaunchPace(
+        microbatches * sum(own.launched for own in owns),
+        busy[rank],
+        microbatches * sum(own.kernels for own in owns),
+    )

@@ -97,6 +97,8 @@ def run_memory(
     a ``gpu`` it lacks the workspaces of products.
     """
     workspaces = 0.0 if gpu is None else gpu.workspaces
+    if config.train.captures_passes:
+        workspaces *= 2  # graphs are captured on a stream of their own, and keep its workspaces
     keepers = range(plan.ranks - 1) if config.optimizer.post_validation else range(0)
     parallel = config.parallel
     ends = ranks_with_copies(plan, tied=config.model.vocabulary.tie_embeddings)

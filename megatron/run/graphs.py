@@ -34,9 +34,9 @@ class GraphSettings:
     """How the host launches passes."""
 
     cuda_graph_impl: Literal["none", "local"] = flag("none",
-        "local: capture F, B and W of every stage as CUDA graphs and replay them, so that a GPU "
-        "with short passes does not wait for its host. Each microbatch in flight has memory of its "
-        "own for the intermediate results of a pass.")
+        "local: capture the passes of stages and of the vocabulary as CUDA graphs and replay them, "
+        "so that a GPU with short passes does not wait for its host. Each microbatch in flight has "
+        "memory of its own for the intermediate results of its passes.")
 # fmt: on
 
 
@@ -144,15 +144,6 @@ def _launched_one_by_one(flags: Flags) -> Iterator[str]:
 def _on_this_machine(flags: Flags) -> Iterator[str]:
     if flags[GraphSettings].cuda_graph_impl == "local" and not on_cuda(flags):
         yield "--cuda-graph-impl local changes nothing: ranks on CPUs launch nothing"
-
-
-@notes_in("dry")
-def _not_predicted(flags: Flags) -> Iterator[str]:
-    if flags[GraphSettings].cuda_graph_impl == "local" and not any(_obstacles(flags)):
-        yield (
-            "--cuda-graph-impl local changes nothing in a dry run, which counts neither the time "
-            "that the host saves nor the memory that slots do not share"
-        )
 
 
 GRAPH_NOTES: Final = (_launched_one_by_one,)

@@ -37,7 +37,7 @@ class TrainSettings:
         final_sets: the sets that are evaluated at the end: validation, test, both or none.
         precision: types of activations, gradients and the residual stream.
         recomputation: the activations that the backward computes again.
-        captures_passes: F, B and W are captured once as CUDA graphs, and replayed.
+        captures_passes: passes are captured once as CUDA graphs, and replayed.
         could_capture: nothing in the run prevents such graphs on a GPU.
         eight_bits: how linear layers multiply in 8 bits; ``None``: they do not.
         grouped_package: the package that multiplies experts; ``None``: the kernels do.

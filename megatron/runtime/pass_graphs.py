@@ -1,4 +1,6 @@
-"""F, B and W of a stage as graphs of launches, which the host replays at the cost of one launch.
+"""Passes of a rank as graphs of launches, which the host replays at the cost of one launch.
+
+This file has F, B and W of stages, ``vocabulary_slots.py`` the passes of the vocabulary.
 
 Shapes never change, so a pass launches the same kernels on the same memory again and again. A
 *slot* is the static memory of one microbatch, for inputs and outputs, together with one graph for
@@ -26,23 +28,28 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.model.stage import RankModel
 from megatron.runtime.buckets import parts_of_chunks
 from megatron.runtime.pass_slots import Slot, StageInput, StageOutput
-from megatron.runtime.replayed import NewGraph, Work, cuda_graphs
+from megatron.runtime.replayed import CudaSlot, NewSlot, Work
+from megatron.runtime.vocabulary_slots import VocabularyGraphs
 
 
 class StageGraphs:
-    """The graphs of all stages of a rank.
+    """The graphs of all passes of a rank.
 
     Args:
         model: this rank's part of the model.
-        new_slot: returns, for a new slot, the function that makes the slot's graphs.
+        new_slot: makes the memory of a slot.
+
+    Attributes:
+        vocabulary: the graphs of the vocabulary passes.
     """
 
     def __init__(
         self,
         model: RankModel,
-        new_slot: Callable[[], NewGraph] = cuda_graphs,
+        new_slot: NewSlot = CudaSlot,
     ) -> None:
         self._model, self._new_slot = model, new_slot
+        self.vocabulary = VocabularyGraphs(new_slot)
         self._parameters: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._parts: defaultdict[int, list[nn.Module]] = defaultdict(list)
         for part, chunk in parts_of_chunks(model):
@@ -65,13 +72,14 @@ class StageGraphs:
 
     @property
     def slots(self) -> int:
-        """Slots of all stages so far: the most microbatches that were in flight."""
-        return sum(map(len, self._slots.values()))
+        """Slots so far: of each stage as many as microbatches that were in flight at most."""
+        return sum(map(len, self._slots.values())) + self.vocabulary.slots
 
     def begin(self) -> None:
         """Begin an iteration: all slots are free, and no gradient has been formed."""
         self._free = {chunk: list(slots) for chunk, slots in self._slots.items()}
         self._incomplete, self._stale = set(self._parameters), set(self._parameters)
+        self.vocabulary.begin()
 
     def forward(
         self, chunk: int, given: StageInput, take_deferred: Callable[[], Sequence[Work]] | None
@@ -89,7 +97,7 @@ class StageGraphs:
             slot = Slot(
                 partial(self._model, chunk),
                 take_deferred,
-                self._new_slot(),
+                self._new_slot("stage"),
                 partial(self._complete, chunk),
                 partial(self._let_go, chunk),
             )
@@ -109,6 +117,7 @@ class StageGraphs:
                 slot.close()
         self._slots.clear()
         self._free.clear()
+        self.vocabulary.close()
 
     def _complete(self, chunk: int) -> None:
         """Set gradients to zero before the first backward of a chunk in an iteration."""

@@ -17,7 +17,7 @@ from megatron.layers.forward_pass import ForwardPass
 from megatron.layers.left_losses import LayerLosses, LeftLoad, LeftLoss
 from megatron.layers.weight_gradients import parts_of
 from megatron.runtime.entry import Entry
-from megatron.runtime.replayed import NewGraph, Replayed, Work
+from megatron.runtime.replayed import Replayed, SlotMemory, Work
 
 _NOTHING_IS_DRAWN: Final = DropoutSeeds(0, 0, 0)
 """Tells layers that they are trained. Graphs are refused wherever a layer draws numbers."""
@@ -78,7 +78,7 @@ class Slot:
         run: the stage's layers, [b, u, h] -> [b, u, h], with what else a pass brings.
         take_deferred: returns the work that a backward has just left for W; ``None``: there are
             no W passes.
-        new_graph: makes the graphs of this slot.
+        memory: of this slot alone.
         complete: called before the backward; it sets gradients to zero if they hold no sum yet.
         free: called when the slot is free again.
     """
@@ -87,15 +87,15 @@ class Slot:
         self,
         run: Callable[[Tensor, ForwardPass], Tensor],
         take_deferred: Callable[[], Sequence[Work]] | None,
-        new_graph: NewGraph,
+        memory: SlotMemory,
         complete: Work,
         free: Callable[["Slot"], None],
     ) -> None:
         self._run, self._take_deferred = run, take_deferred
-        self._complete, self._free = complete, free
-        self._forward = Replayed(new_graph(), self._launch_forward)
-        self._backward = Replayed(new_graph(), self._launch_backward)
-        self._weights = Replayed(new_graph(), self._launch_weights)
+        self._memory, self._complete, self._free = memory, complete, free
+        self._forward = Replayed(memory.graph(), self._launch_forward)
+        self._backward = Replayed(memory.graph(), self._launch_backward)
+        self._weights = Replayed(memory.graph(), self._launch_weights)
         self._given: StageInput | None = None
         self._gradient: Tensor | None = None
         self._edges: list[GradientEdge] = []
@@ -105,7 +105,8 @@ class Slot:
 
     def forward(self, given: StageInput) -> StageOutput:
         """F: return the results of the stage."""
-        self._given = given.placed(self._given)
+        with self._memory.lasting():
+            self._given = given.placed(self._given)
         self._forward.run()
         return StageOutput(self._y.clone(), self._losses, self._loads)
 
@@ -118,7 +119,8 @@ class Slot:
         """
         self._complete()
         if self._gradient is None:
-            self._gradient = torch.empty_like(self._y)
+            with self._memory.lasting():
+                self._gradient = torch.empty_like(self._y)
         self._gradient.copy_(gradient_buh.view_as(self._y))
         self._weigh_losses(loss_weight)
         self._backward.run()
@@ -142,7 +144,8 @@ class Slot:
         if weight == self._loss_weight:
             return
         if self._loss_weight is None:  # not in the graph of F, which would write them again
-            self._loss_gradients = [torch.empty_like(own) for own in self._trained]
+            with self._memory.lasting():
+                self._loss_gradients = [torch.empty_like(own) for own in self._trained]
         self._loss_weight = weight
         for gradient in self._loss_gradients:
             gradient.fill_(weight)

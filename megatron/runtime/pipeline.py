@@ -1,6 +1,6 @@
 """One rank of the pipeline, ready to run: model, plan, programs, store and executor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -20,7 +20,7 @@ from megatron.runtime.offload import HostBuffers, HostCopies
 from megatron.runtime.pass_graphs import StageGraphs
 from megatron.runtime.placeholder_passes import PlaceholderPasses
 from megatron.runtime.position import Position
-from megatron.runtime.replayed import NewGraph
+from megatron.runtime.replayed import NewSlot
 from megatron.runtime.replica_work import ReplicaWork
 from megatron.runtime.replication import Replication
 from megatron.runtime.stage_passes import StagePasses
@@ -61,8 +61,8 @@ class PipelineRank:
         costs: assumed durations; they decide where communication is issued.
         replication: the work shared with other ranks.
         slices: the slices of every microbatch; empty: microbatches are whole.
-        new_slot: makes the graphs of passes (``StageGraphs``); ``None``: every pass launches its
-            kernels without a graph.
+        new_slot: makes the memory of graphs of passes (``StageGraphs``); ``None``: every pass
+            launches its kernels without a graph.
 
     Attributes:
         position: where this rank is.
@@ -78,7 +78,7 @@ class PipelineRank:
         seed: int,
         costs: Costs,
         replication: Replication,
-        new_slot: Callable[[], NewGraph] | None,
+        new_slot: NewSlot | None,
         slices: Sequence[SequenceSlice],
     ) -> None:
         axes = (groups.gradients, groups.expert_gradients, groups.partial_gradients, groups.ends)

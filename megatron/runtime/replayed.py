@@ -1,6 +1,7 @@
 """A graph of launches: what records work once, and launches it again and again on its memory."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -24,8 +25,24 @@ class Graph(Protocol):
         ...
 
 
-NewGraph: TypeAlias = Callable[[], Graph]
-"""Returns a graph that shares memory with the other graphs of the same slot."""
+class SlotMemory(Protocol):
+    """The memory of one slot, which no other slot uses."""
+
+    def graph(self) -> Graph:
+        """Return a graph that shares memory with the other graphs of this slot.
+
+        What one graph has freed, another may use. So graphs are replayed in the order in which they
+        were captured, and no replay is left out while a result of an earlier one is still read.
+        """
+        ...
+
+    def lasting(self) -> AbstractContextManager[object]:
+        """Return a context for tensors that are made outside of graphs and stay with the slot."""
+        ...
+
+
+NewSlot: TypeAlias = Callable[[str], SlotMemory]
+"""Returns the memory of a new slot; the name tells what the slot is for."""
 
 
 class CudaGraph:
@@ -54,10 +71,19 @@ class CudaGraph:
         self._graph.reset()
 
 
-def cuda_graphs() -> NewGraph:
-    """Return a function that makes the graphs of one slot, which share memory."""
-    pool = torch.cuda.graph_pool_handle()
-    return lambda: CudaGraph(pool)
+class CudaSlot:
+    """The memory of a slot on a GPU: a pool of PyTorch's allocator for graphs alone."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def graph(self) -> CudaGraph:
+        """See ``SlotMemory``."""
+        return CudaGraph(self._pool)
+
+    def lasting(self) -> AbstractContextManager[object]:
+        """See ``SlotMemory``; these tensors are in the memory that everything else uses."""
+        return nullcontext()
 
 
 class Replayed:

@@ -64,8 +64,8 @@ class StagePasses:
         replica: number of this replica, and number of replicas. The replicas' microbatches
             alternate in the global batch, and a microbatch's dropout depends on its place there.
         slices: the slices of every microbatch; empty: microbatches are whole.
-        graphs: of F, B and W in training; ``None``: every pass launches its kernels without a
-            graph. With graphs, the layers' inputs are those of ``StageInput``: there is no dropout,
+        graphs: of passes in training; ``None``: every pass launches its kernels without a graph.
+            With graphs, the layers' inputs are those of ``StageInput``: there is no dropout,
             there are no documents and no slices.
         host: takes the activations that wait on the host; ``None``: all stay on the device.
         turns: of the passes of a pair; ``None``: passes run one after the other.
@@ -90,7 +90,14 @@ class StagePasses:
         self.rank = rank
         self.store = store
         self._non_finite = NonFiniteDetector()
-        self._vocabulary = VocabularyPasses(model, plan, rank, store, self._non_finite)
+        self._vocabulary = VocabularyPasses(
+            model,
+            plan,
+            rank,
+            store,
+            self._non_finite,
+            None if graphs is None else graphs.vocabulary,
+        )
         self._layer_losses = JoinedLosses(model.tensor)
         self.table: Mapping[PassKind, Callable[[Pass], None]] = {
             "F": self.forward,

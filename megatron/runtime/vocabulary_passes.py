@@ -28,6 +28,7 @@ from megatron.runtime.batch import DeviceMicrobatch
 from megatron.runtime.not_finite import NonFiniteDetector
 from megatron.runtime.stage_model import StageModel
 from megatron.runtime.store import ActivationStore
+from megatron.runtime.vocabulary_slots import VocabularyGraphs
 from megatron.schedules.passes import Pass, PassKind
 from megatron.schedules.plan import Plan
 
@@ -41,6 +42,7 @@ class VocabularyPasses:
         rank: pipeline rank.
         store: holds the values that passes leave for others.
         non_finite: looks for infinity and NaN when asked to.
+        graphs: of S, T, IF and IB in training; ``None``: they launch their kernels without a graph.
 
     Attributes:
         losses: for every unit of this iteration, its weighted loss and the loss of every
@@ -57,6 +59,7 @@ class VocabularyPasses:
         rank: int,
         store: ActivationStore,
         non_finite: NonFiniteDetector,
+        graphs: VocabularyGraphs | None = None,
     ) -> None:
         self.losses: dict[int, Tensor] = {}
         self.depths = 0
@@ -78,6 +81,12 @@ class VocabularyPasses:
         self._batch: Sequence[DeviceMicrobatch] = ()
         self._training = True
         self._marks_b: Tensor | None = None
+        self._graphs = graphs
+
+    @property
+    def _captured(self) -> VocabularyGraphs | None:
+        """The graphs, if the passes of this iteration have any."""
+        return self._graphs if self._training else None
 
     @property
     def _input_layer(self) -> InputLayer:
@@ -124,11 +133,16 @@ class VocabularyPasses:
 
     def embed_whole(self, i: int) -> Tensor:
         """Return the embeddings [b, u, h] of this rank's tokens if the vocabulary is not split."""
-        return self._whole(i, self._input_layer.lookup(self._batch[i].tokens_n))
+        return self._whole(i, self._lookup(self._input_layer, self._batch[i].tokens_n))
 
     def embed_ahead_whole(self, i: int) -> Tensor:
         """Return embeddings [b, w, h] of the following tokens if the vocabulary is not split."""
-        return self._whole(i, self._ahead_layer.lookup(self._ids_ahead(i)))
+        return self._whole(i, self._lookup(self._ahead_layer, self._ids_ahead(i)))
+
+    def _lookup(self, layer: InputLayer, ids_n: Tensor) -> Tensor:
+        if self._captured is not None:
+            return self._captured.lookup(layer, ids_n)
+        return layer.lookup(ids_n)
 
     def _whole(self, i: int, partial_nh: Tensor) -> Tensor:
         own = self._model.tensor.reduce_parts(partial_nh)
@@ -141,18 +155,24 @@ class VocabularyPasses:
 
     def add_embedding_gradient(self, i: int, gradient_nh: Tensor) -> None:
         """Add the gradient of the embeddings of unit ``i`` that this rank holds."""
-        self._input_layer.add_gradient(self._batch[i].tokens_n, gradient_nh)
+        self._add_gradient(self._input_layer, self._batch[i].tokens_n, gradient_nh)
 
     def add_gradient_ahead(self, i: int, gradient_nh: Tensor) -> None:
         """Add the gradient of the following tokens' embeddings."""
-        self._ahead_layer.add_gradient(self._ids_ahead(i), gradient_nh)
+        self._add_gradient(self._ahead_layer, self._ids_ahead(i), gradient_nh)
+
+    def _add_gradient(self, layer: InputLayer, ids_n: Tensor, gradient_nh: Tensor) -> None:
+        if self._captured is not None:
+            self._captured.add_gradient(layer, ids_n, gradient_nh)
+        else:
+            layer.add_gradient(ids_n, gradient_nh)
 
     def input_forward(self, item: Pass) -> None:
         """IF: the embeddings of the tokens of this rank's shard."""
-        i, lookup = self._unit(item), self._input_layer.lookup
-        self._store.put("partial_embedding", i, lookup(self._batch[i].tokens_n))
+        i, layer = self._unit(item), self._input_layer
+        self._store.put("partial_embedding", i, self._lookup(layer, self._batch[i].tokens_n))
         if self.depths:
-            self._store.put("partial_ahead", i, lookup(self._ids_ahead(i)))
+            self._store.put("partial_ahead", i, self._lookup(layer, self._ids_ahead(i)))
 
     def input_backward(self, item: Pass) -> None:
         """IB: the gradient of this rank's shard of the embedding."""
@@ -174,6 +194,9 @@ class VocabularyPasses:
         if self._treatment.maximum_first:
             self._store.put("state", i, layer.naive_s(x_nh, targets_n))
             return
+        if self._captured is not None:
+            self._begin_in_slot(i, x_nh, self._captured)
+            return
         if self._training:
             form_gradient = self._treatment.gradient_pass == "S"
             state = layer.s(x_nh, targets_n, form_gradient)
@@ -182,6 +205,13 @@ class VocabularyPasses:
         # Row 0, the maximum, is left out: it is -inf on a shard of padding only.
         self._non_finite.check(i, self._stages, "the output layer", *state.statistics_4n[1:])
         self._store.put("state", i, state)
+
+    def _begin_in_slot(self, i: int, x_nh: Tensor, graphs: VocabularyGraphs) -> None:
+        """S as a replayed graph; its slot keeps the tensors that T needs."""
+        losses = self._losses_of if self._tells_losses else None
+        slot = graphs.output(self._output_layer, self._treatment.gradient_pass == "S", losses)
+        self._store.put("state", i, slot.s(x_nh, self._batch[i].targets_n))
+        self._store.put("output_slot", i, slot)
 
     def _keep_marked(self, x_nh: Tensor, targets_n: Tensor, marks_b: Tensor) -> None:
         """Add the rows of marked tokens to ``marked_bh``; a token of another unit has zeros."""
@@ -227,23 +257,39 @@ class VocabularyPasses:
 
     def finish_output(self, i: int) -> None:
         """Do the work of T, also in the B of ranks that hold the whole vocabulary."""
-        layer = self._output_layer
         state, merged = self._store.take("state", i), self._merged(i)
         weight_n = self._batch[i].weight_n
-        if self._tells_losses:
-            losses_n = token_losses(merged, layer.options) * weight_n
-            by_depth = losses_n.view(self._model.tensor.sequence_parts, 1 + self.depths, -1)
-            losses = [own.sum() for own in by_depth.unbind(1)]
-            factor = self._batch[i].loss_factor
-            # The reported loss is a mean over tokens, however the gradients are weighted.
-            losses[0] = losses[0] if factor is None else losses[0] * factor
-            self.losses[i] = torch.stack(losses)
-        if not self._training:
-            return
-        form_gradient = self._treatment.gradient_pass == "T"
-        gradient_nh = layer.t(state, merged, weight_n, form_gradient=form_gradient)
+        if self._captured is not None and not self._treatment.maximum_first:
+            losses, gradient_nh = self._store.take("output_slot", i).t(merged, weight_n)
+        else:
+            losses = self._losses_of(merged, weight_n) if self._tells_losses else None
+            gradient_nh = self._output_gradient(state, merged, weight_n)
+        if losses is not None:
+            self._tell(i, losses)
         if gradient_nh is not None:
             self._store.put("partial_gradient", i, gradient_nh)
+
+    def _output_gradient(
+        self, state: ShardState, merged: Merged, weight_n: Tensor
+    ) -> Tensor | None:
+        """Run T; return this rank's part of the input gradient, if T forms it."""
+        if not self._training:
+            return None
+        form_gradient = self._treatment.gradient_pass == "T"
+        return self._output_layer.t(state, merged, weight_n, form_gradient=form_gradient)
+
+    def _losses_of(self, merged: Merged, weight_n: Tensor) -> Tensor:
+        """Return the weighted loss of a unit and those of the depths, [1 + D]."""
+        losses_n = token_losses(merged, self._output_layer.options) * weight_n
+        by_depth = losses_n.view(self._model.tensor.sequence_parts, 1 + self.depths, -1)
+        return torch.stack([own.sum() for own in by_depth.unbind(1)])
+
+    def _tell(self, i: int, losses: Tensor) -> None:
+        factor = self._batch[i].loss_factor
+        if factor is not None:
+            # The reported loss is a mean over tokens, however the gradients are weighted.
+            losses[0] *= factor
+        self.losses[i] = losses
 
     def _merged(self, i: int) -> Merged:
         """Take the statistics over the whole vocabulary, which the barriers have left."""

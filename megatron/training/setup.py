@@ -42,7 +42,7 @@ from megatron.planning.run_plan import make_run_plan
 from megatron.run.run_config import RunConfig
 from megatron.runtime.buckets import make_buckets
 from megatron.runtime.pipeline import PipelineRank
-from megatron.runtime.replayed import cuda_graphs
+from megatron.runtime.replayed import CudaSlot
 from megatron.runtime.replication import Replication
 from megatron.schedules.plan import Plan
 from megatron.training.expert_biases import ExpertBiases
@@ -222,7 +222,7 @@ def _pipeline(
         train.seed,
         run_plan.costs,
         replication,
-        cuda_graphs if train.captures_passes else None,
+        CudaSlot if train.captures_passes else None,
         slices_of(config),
     )
 

@@ -8,7 +8,7 @@ beside others; here each waits for the one before.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron.parallel import collectives
 from megatron.parallel.lanes import InlineLane, ThreadLane
 from megatron.planning.count.launches import tensors_of
-from megatron.runtime.replayed import NewGraph
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift")
 """Functions of ``megatron.parallel.collectives`` that layers call whose ranks share layers or
@@ -125,6 +124,16 @@ def _put(value: Tensor, place: Tensor) -> None:
         place.data.copy_(value)  # a graph does not count versions
 
 
-def recorded_graphs() -> NewGraph:
-    """Return what makes the graphs of a slot."""
-    return RecordedGraph
+class RecordedSlot:
+    """See ``SlotMemory``: tensors that are recorded are nobody else's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def graph(self) -> RecordedGraph:
+        """See ``SlotMemory``."""
+        return RecordedGraph()
+
+    def lasting(self) -> AbstractContextManager[object]:
+        """See ``SlotMemory``."""
+        return nullcontext()

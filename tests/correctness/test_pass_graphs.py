@@ -7,13 +7,14 @@ import pytest
 import torch
 from correctness.eight_bit_runs import LLAMA, config_of
 from correctness.rank_runs import Batches, RankRun, train_on_rank
-from correctness.recorded_graph import RecordedGraph, recorded_graphs
+from correctness.recorded_graph import RecordedGraph, RecordedSlot
 from correctness.short_runs import EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA, Job, Layout
 from harness.rank_pool import RankPool
 from reference.plain_gpt import GPTOptions
 
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import Recomputation
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.run.run_config import RunConfig
 
 EACH_LAYER = Recomputation(group=1)
@@ -82,6 +83,10 @@ MORE_INPUTS = [
 CASES = [(o, layout) for layout in LAYOUTS for o in (EIGHT_LAYER_GPT, EIGHT_LAYER_LLAMA)]
 
 
+LOSSES = dataclasses.replace(
+    EIGHT_LAYER_GPT, num_layers=2, label_smoothing=0.1, z_loss_coeff=1e-3, logit_softcap=5.0
+)
+
 NAMES = {
     EIGHT_LAYER_GPT: "gpt",
     EIGHT_LAYER_LLAMA: "llama",
@@ -99,7 +104,7 @@ def replayed(
     config = dataclasses.replace(
         config, train=dataclasses.replace(config.train, captures_passes=True)
     )
-    with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
+    with patch("megatron.training.setup.CudaSlot", RecordedSlot):
         run = train_on_rank(rank, world_size, config=config, batches=batches)
     return run, RecordedGraph.replays - before
 
@@ -137,6 +142,30 @@ def test_graphs_change_no_bit(options: GPTOptions, layout: Layout, ranks: RankPo
     """With other data in every microbatch, more of them than slots, and weights that change."""
     job = Job(options, microbatches=5, iterations=3, sequence=8)
     check(job, job.config(layout), ranks)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, "none", schedule="zb-h1"),
+        Layout(2, "vocab-1"),
+        Layout(2, "vocab-2", schedule="zb-h1"),
+        Layout(1, "vocab-2", tensor=2, sequence=True),
+        Layout(2, "naive"),
+        Layout(2, "interlaced"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+def test_graphs_of_the_output_layer_change_no_bit(
+    layout: Layout, again: bool, ranks: RankPool
+) -> None:
+    """With every option of the loss; T reads what S has left in the slot, or forms it again."""
+    job = Job(LOSSES, microbatches=5, iterations=3, sequence=8)
+    config = job.config(layout)
+    vocabulary = ShardSettings(vocab_recompute=again)
+    parallel = dataclasses.replace(config.parallel, vocabulary=vocabulary)
+    check(job, dataclasses.replace(config, parallel=parallel), ranks)
 
 
 def check(job: Job, config: RunConfig, ranks: RankPool) -> None:

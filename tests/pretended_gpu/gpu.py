@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 from pretended_gpu.load import load_guard
-from pretended_gpu.order import Block, Issued, Mark, Memory, Streams, Work
+from pretended_gpu.order import Block, Issued, Mark, Memory, Pool, Streams, Work
 from pretended_gpu.replaced import kernels, streams_and_events
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -120,6 +120,7 @@ class PretendedGpu(TorchDispatchMode):
         self._blocks: dict[int, Block] = {}
         self._pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._names = ["passes"]
+        self._captures_on: int | None = None
         self._context = ExitStack()
         self._fake = FakeTensorMode()
 
@@ -152,6 +153,21 @@ class PretendedGpu(TorchDispatchMode):
                 yield
             finally:
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
+
+    @contextmanager
+    def capturing(self, pool: Pool) -> Iterator[None]:
+        """Issue work on the stream of captures, with memory from ``pool``."""
+        if self._captures_on is None:
+            self._captures_on = torch.cuda.Stream().stream_id  # a pretended one
+        own, other = self.current_stream(), self.name(self._captures_on)
+        self.streams.wait(other, self.streams.mark(own))
+        before, self.memory.pool = self.enter_stream(self._captures_on), pool
+        try:
+            yield
+        finally:
+            self.memory.pool = None
+            self.enter_stream(before)
+            self.streams.wait(own, self.streams.mark(other))
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:

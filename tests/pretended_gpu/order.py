@@ -125,6 +125,19 @@ def _merge(known: Mark, mark: Mark) -> None:
 
 
 @dataclass
+class Pool:
+    """Memory of the graphs of a slot.
+
+    Attributes:
+        held: bytes of it that tensors have now.
+        size: all bytes of it.
+    """
+
+    held: int = 0
+    size: int = 0
+
+
+@dataclass
 class Block:
     """A block of device memory, and who has used it.
 
@@ -134,6 +147,7 @@ class Block:
         written: the last work that wrote it.
         read: on every stream the last work that has read it since.
         kept_for: streams whose work, up to the moment at which it is freed, the allocator awaits.
+        pool: memory of graphs in which it is; ``None``: it is in the memory of all.
     """
 
     size: int
@@ -141,6 +155,7 @@ class Block:
     written: Work
     read: dict[str, Work] = field(default_factory=dict)
     kept_for: set[str] = field(default_factory=set)
+    pool: Pool | None = None
 
     def users(self) -> list[Work]:
         """Whoever may still be at work on it."""
@@ -154,12 +169,14 @@ class Memory:
         faults: what was found, in words.
         held: bytes allocated.
         peak: most bytes that were.
+        pool: memory of graphs from which is allocated now; ``None``: from the memory of all.
     """
 
     def __init__(self, streams: Streams) -> None:
         self.faults: list[str] = []
         self.held = 0
         self.peak = 0
+        self.pool: Pool | None = None
         self._streams = streams
         self._loose: dict[str, list[Work]] = {}
 
@@ -174,9 +191,17 @@ class Memory:
                     f"memory of {work.stream} is free while {user.what} on {user.stream} may be "
                     "using it"
                 )
+        self._hold(size)
+        return Block(size, work.stream, work, pool=self.pool)
+
+    def _hold(self, size: int) -> None:
+        pool = self.pool
+        if pool is not None:
+            pool.held += size
+            size = max(0, pool.held - pool.size)
+            pool.size += size
         self.held += size
         self.peak = max(self.peak, self.held)
-        return Block(size, work.stream, work)
 
     def read(self, block: Block, work: Work) -> None:
         """Note that ``work`` reads ``block``."""
@@ -192,7 +217,10 @@ class Memory:
 
     def free(self, block: Block) -> None:
         """Note that the host has let go of ``block``."""
-        self.held -= block.size
+        if block.pool is not None:
+            block.pool.held -= block.size
+        else:
+            self.held -= block.size
         awaited = (block.allocated_on, *block.kept_for)
         self._loose.setdefault(block.allocated_on, []).extend(
             work

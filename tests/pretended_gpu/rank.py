@@ -3,9 +3,15 @@
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -16,6 +22,7 @@ from pretended_gpu.deep_ep import deep_ep
 from pretended_gpu.gpu import DEVICE, PretendedGpu
 from pretended_gpu.nccl import PretendedNccl, Transfer, start_together
 from pretended_gpu.order import Issued, Step
+from pretended_gpu.pooled import PooledSlot
 from torch import Tensor
 
 from megatron.data.microbatch import Microbatch, MicrobatchLoader
@@ -36,6 +43,7 @@ from megatron.runtime.feed import Feed
 from megatron.runtime.observer import NamedRanges
 from megatron.runtime.timeline import Recorder
 from megatron.simulator.simulate import Span
+from megatron.training import setup
 from megatron.training.generation import continued
 from megatron.training.loop import train
 from megatron.training.open_data import Data
@@ -103,6 +111,7 @@ def run_rank(
     valid: bool = True,
     writes: bool = False,
     number_of_others: float = 1.0,
+    pooled: bool = False,
 ) -> Findings:
     """Train some iterations as ``rank`` of ``config``'s job, and evaluate once.
 
@@ -114,11 +123,14 @@ def run_rank(
         valid: whether to evaluate.
         writes: whether to write two texts of three tokens.
         number_of_others: what other ranks send to this one's host.
+        pooled: whether captured passes have memory of their own (``pooled``).
     """
     gpu, found, config = PretendedGpu(number_of_others), Findings(), _on_cuda(config)
+    slots = patch.object(setup, "CudaSlot", partial(PooledSlot, gpu)) if pooled else nullcontext()
     with warnings.catch_warnings(), alone(gpu), gpu, of_pairs_too(gpu):
         warnings.simplefilter("error")
-        state = _state(gpu, config, rank)
+        with slots:
+            state = _state(gpu, config, rank)
         warm_up(config, state)
         found.warm = {step.issued.group for step in gpu.streams.journal if step.issued}
         found.warm_forms = set(gpu.forms)

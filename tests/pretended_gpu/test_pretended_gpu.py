@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from correctness.joined_jobs import config_of, counted_turns, file_of, in_pairs
-from correctness.recorded_graph import RecordedGraph, recorded_graphs
+from correctness.recorded_graph import RecordedGraph, RecordedSlot
 from correctness.short_runs import Job, Layout
 from cuda_path import needs_pretended_gpus
 from harness.marks import full
@@ -179,7 +179,7 @@ def test_passes_that_are_captured(layout: Layout, variant: str, gpus: GpuPool) -
 def run_captured(config: RunConfig, rank: int) -> tuple[Findings, int]:
     """Also return how many passes were replayed."""
     config, before = replace(config, train=replace(config.train, captures_passes=True)), replays()
-    with patch("megatron.training.setup.cuda_graphs", recorded_graphs):
+    with patch("megatron.training.setup.CudaSlot", RecordedSlot):
         return run_rank(config, rank), replays() - before
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from correctness.recorded_graph import RecordedGraph, recorded_graphs
+from correctness.recorded_graph import RecordedGraph, RecordedSlot
 from harness.precisions import precision
 from kernels.formulas import explicit_attention, explicit_documents
 
@@ -134,7 +134,7 @@ def test_both_ways_of_a_model_come_to_the_same_losses(
         return usual(scale, replace(config, train=train))
 
     monkeypatch.setattr(graphs, "train_some", train_wide)
-    monkeypatch.setattr(setup, "cuda_graphs", recorded_graphs)
+    monkeypatch.setattr(setup, "CudaSlot", RecordedSlot)
     monkeypatch.setattr(graphs, "captures", lambda scale: True)
     monkeypatch.setattr(graphs, "MODELS", {name: graphs.MODELS[name] for name in models})
     before = RecordedGraph.replays
@@ -161,6 +161,6 @@ def test_a_model_that_allows_no_graphs_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_graphs_that_capture_nothing_have_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MODELS", {"GPT": ""})
     monkeypatch.setattr(graphs, "captures", lambda scale: True)
-    monkeypatch.setattr(setup, "cuda_graphs", None)
+    monkeypatch.setattr(setup, "CudaSlot", None)
     with pytest.raises(RuntimeError, match="no pass was captured"):
         graphs.measure(SMALL)

@@ -81,7 +81,7 @@ class OwnRun:
         """The line of the run in docs/predictions.md."""
         found = self.forecast
         plan = found.run_plan.plan
-        pace = launch_pace(found.timeline, found.memories, plan.microbatches)
+        pace = launch_pace(found.timeline, found.counts, plan.microbatches)
         return row(
             self.model,
             f"{self.iteration:.4g}",

@@ -122,7 +122,13 @@ class OutputLayer(nn.Module):
 
     @torch.no_grad()
     def t(
-        self, state: ShardState, merged: Merged, weight_n: Tensor, *, form_gradient: bool = False
+        self,
+        state: ShardState,
+        merged: Merged,
+        weight_n: Tensor,
+        *,
+        form_gradient: bool = False,
+        keeps_room: bool = False,
     ) -> Tensor | None:
         """Pass T: the weight gradient, into ``main_grad``.
 
@@ -131,6 +137,8 @@ class OutputLayer(nn.Module):
             merged: statistics over the whole vocabulary.
             weight_n: g, the weight of each token's loss.
             form_gradient: form the input gradient too, as Algorithm 1 and the naive treatment do.
+            keeps_room: the state keeps the memory of its exponentials, which no other microbatch
+                may have: a graph of S writes there again.
 
         Returns:
             This shard's part of the input gradient [n, h], or ``None`` without ``form_gradient``.
@@ -150,7 +158,7 @@ class OutputLayer(nn.Module):
             form_gradient=form_gradient,
             begins=begins,
         )
-        if not self._recompute:
+        if not (self._recompute or keeps_room):
             # The next S writes there on the same stream, behind these products.
             self._free.give(state.exp_tiles)
         return gradient_nh

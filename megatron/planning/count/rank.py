@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -33,9 +34,11 @@ from megatron.planning.count.divided import LAYERS, CountedBorders
 from megatron.planning.count.moved import CountedActivations
 from megatron.planning.count.ordered import waits_before_readers
 from megatron.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
+from megatron.planning.count.slots import CountedSlot
 from megatron.planning.count.subject import Subject
 from megatron.runtime.communicator import Communicator, links_of
 from megatron.runtime.embedding_copies import ranks_with_copies
+from megatron.runtime.pass_graphs import StageGraphs
 from megatron.runtime.stage_passes import StagePasses
 from megatron.runtime.store import ActivationStore
 from megatron.runtime.units import UnitTensors
@@ -130,8 +133,18 @@ class CountedRank:
         self._store = ActivationStore()
         host = CountedActivations(model.shared_tensors(), recorder) if subject.offloads else None
         self._slices = SequenceSlice.of_lengths(subject.slices) if subject.slices else ()
+        self._graphs = None
+        if subject.captures and not between:
+            self._graphs = StageGraphs(model, partial(CountedSlot, recorder))
         self._passes = StagePasses(
-            model, plan, rank, self._store, seed=0, slices=self._slices, host=host
+            model,
+            plan,
+            rank,
+            self._store,
+            seed=0,
+            slices=self._slices,
+            host=host,
+            graphs=self._graphs,
         )
         tokens = subject.model.seq_length // (model.context.size * model.tensor.sequence_parts)
         shape_buh = subject.samples, tokens, subject.model.hidden_size
@@ -248,6 +261,10 @@ class CountedRank:
             rounds = self._subject.eight_bits is not None
             first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
             self._passes.forget_layer_losses()
+            if rounds and self._graphs is not None:
+                self._graphs.close()  # so that the next round captures its passes
+                self._dropped_losses()
+                held = recorder.held  # with the weights in 8 bits, which stay where graphs read
             found = self._row(program, communicator)
             in_eight_bits = self._dropped()
             loss = self._dropped_losses() // len(found)

@@ -27,6 +27,7 @@ from megatron.simulator.costs.count import (
     Collective,
     CollectiveKind,
     CountedAxis,
+    InSlot,
     Step,
     Work,
 )
@@ -50,6 +51,24 @@ ONLY_IN_PLACE: Final = {"aten::_fused_sgd_", "aten::addmm.dtype_out", "aten::bad
 """Operations that only change their arguments; a PyTorch since 2.8 cannot run them on ``meta``."""
 
 
+class _Slot:
+    """Bytes in a slot of captured passes; attributes as in ``InSlot``, since the part began."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a part."""
+        self.before = self.most = self.held
+        self.lasting = self.launches = self.graphs = 0
+
+    def part(self, name: str) -> InSlot:
+        """Return the part so far."""
+        left, peak = self.held - self.before, self.most - self.before
+        return InSlot(name, left, peak, self.lasting, self.launches, self.graphs)
+
+
 class Recorder(TorchDispatchMode):
     """Records the work of code that runs in its context.
 
@@ -66,6 +85,8 @@ class Recorder(TorchDispatchMode):
         self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._slot: tuple[_Slot, bool] | None = None
 
     @contextmanager
     def recording(self) -> Iterator[list[Work]]:
@@ -78,6 +99,7 @@ class Recorder(TorchDispatchMode):
     def divide(self) -> None:
         """End a part of the recorded work, and begin another."""
         heights = tuple(held - self._before for held in self._heights)
+        parts = [slot.part(name) for name, slot in self._slots.items()]
         self._parts.append(
             Work(
                 tuple(self._steps),
@@ -85,6 +107,7 @@ class Recorder(TorchDispatchMode):
                 peak=max((0, *heights)),
                 moved=self._moved,
                 heights=heights,
+                slots=tuple(own for own in parts if own != InSlot(own.slot)),
             )
         )
         self._begin_part()
@@ -94,6 +117,24 @@ class Recorder(TorchDispatchMode):
         self._heights = []
         self._moved = 0
         self._steps = []
+        for slot in self._slots.values():
+            slot.begin()
+
+    @contextmanager
+    def in_slot(self, name: str, *, captured: bool) -> Iterator[None]:
+        """Return a context whose tensors lie in a slot, and not in the memory of all passes.
+
+        Args:
+            name: of the slot.
+            captured: whether a graph holds the work; otherwise the tensors are lasting ones.
+        """
+        assert self._slot is None, "a graph makes no slot"
+        self._slot = self._slots.setdefault(name, _Slot()), captured
+        self._slot[0].graphs += captured
+        try:
+            yield
+        finally:
+            self._slot = None
 
     def may_move(self, size: int) -> None:
         """Note a storage of ``size`` bytes that may wait on the host for its backward."""
@@ -164,6 +205,8 @@ class Recorder(TorchDispatchMode):
         launch = launch_of(function, args, kwargs, result)
         if launch is not None:
             self._steps.append(launch)
+            if self._slot is not None and self._slot[1]:
+                self._slot[0].launches += 1
         for tensor in tensors_of(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in given:  # else a view of an argument
@@ -175,6 +218,9 @@ class Recorder(TorchDispatchMode):
         if key in self._storages:
             return
         size = _allocated(storage.nbytes())
+        if self._slot is not None:
+            self._storages[key] = weakref.ref(storage, self._see_in_slot(*self._slot, key, size))
+            return
 
         def free(_: object) -> None:
             del self._storages[key]
@@ -183,6 +229,22 @@ class Recorder(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, free)
         self.held += size
         self._heights.append(self.held)
+
+    def _see_in_slot(
+        self, slot: _Slot, captured: bool, key: int, size: int
+    ) -> Callable[[object], None]:
+        """Count a storage in a slot; return what to call when it is freed."""
+        if captured:
+            slot.held += size
+            slot.most = max(slot.most, slot.held)
+        else:
+            slot.lasting += size
+
+        def free(_: object) -> None:
+            del self._storages[key]
+            slot.held -= size * captured
+
+        return free
 
 
 def _allocated(size: int) -> int:

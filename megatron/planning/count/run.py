@@ -140,7 +140,13 @@ def _kinds(subject: Subject, layers: range) -> tuple[Hashable, ...]:
 
 
 def _segment(subject: Subject, part: _LayersInARow, plan: Plan) -> Segment:
-    """Count layers that have other layers before and after them."""
+    """Count layers that have other layers before and after them.
+
+    All work of such layers is within the graphs of their stage, if there are graphs. A graph has
+    the launches of the layers, and the memory of the graph that of the layers' tensors.
+    """
+    if subject.captures:
+        return _segment(subject._replace(captures=False), part, plan).captured("stage")
     kinds: list[PassKind] = ["F", "B"]
     if plan.recomputes:
         kinds.insert(1, "R")

@@ -43,6 +43,7 @@ class Subject(NamedTuple):
         host_knows_slots: the host learns how many tokens each expert has.
         gathers_eight_bits: the optimizer rounds the weights of layers that multiply in 8 bits.
         gpu: the generation of the GPU; an unknown one is taken for an A100.
+        captures: passes are captured as graphs.
     """
 
     model: ModelSettings
@@ -64,6 +65,7 @@ class Subject(NamedTuple):
     host_knows_slots: bool = False
     gathers_eight_bits: bool = False
     gpu: CountedGpu = AMPERE
+    captures: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, slices: int = 1) -> "Subject":
@@ -96,6 +98,7 @@ class Subject(NamedTuple):
             host_knows_slots=train.grouped_package is not None,
             gathers_eight_bits=eight_bits is not None and parallel.replicas.gathers_eight_bits,
             gpu=_generation(config),
+            captures=train.captures_passes,
         )
 
     def grid(self, ranks: int) -> Grid:

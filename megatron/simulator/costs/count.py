@@ -5,7 +5,7 @@ communications that a GPU would get. This file only defines the types of that li
 list needs no torch. ``launch_time.py`` and ``collective_time.py`` compute the times of a list.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -155,6 +155,53 @@ Step = Launch | Collective | Begin | Await | Pause | HostWait
 """A part of a pass. A ``Collective`` that stands alone is waited for at once."""
 
 
+class InSlot(NamedTuple):
+    """The part of a work that lies in a slot of captured passes, and is replayed.
+
+    Attributes:
+        slot: kind of the slot: of a "stage", of the "output" layer, or of the "input" layer.
+        left: change of the bytes that the slot's graphs hold.
+        peak: the most bytes that they hold meanwhile, less the bytes before.
+        lasting: bytes of tensors outside of graphs that stay with the slot: inputs.
+        launches: kernels that belong to graphs. The host launches the graphs instead.
+        graphs: graphs that begin in this part.
+    """
+
+    slot: str
+    left: int = 0
+    peak: int = 0
+    lasting: int = 0
+    launches: int = 0
+    graphs: int = 0
+
+    def then(self, other: "InSlot") -> "InSlot":
+        """Return the parts in order as one."""
+        return InSlot(
+            self.slot,
+            self.left + other.left,
+            max(self.peak, self.left + other.peak),
+            self.lasting + other.lasting,
+            self.launches + other.launches,
+            self.graphs + other.graphs,
+        )
+
+    def repeated(self, times: int) -> "InSlot":
+        """Return the part ``times`` times in a row."""
+        peak = max(0, (times - 1) * self.left) + self.peak
+        lasting, launches, graphs = (
+            times * own for own in (self.lasting, self.launches, self.graphs)
+        )
+        return InSlot(self.slot, times * self.left, peak, lasting, launches, graphs)
+
+
+def joined_in_slots(parts: Iterable[InSlot]) -> tuple[InSlot, ...]:
+    """Return one part for each slot, from parts in order."""
+    found: dict[str, InSlot] = {}
+    for own in parts:
+        found[own.slot] = found[own.slot].then(own) if own.slot in found else own
+    return tuple(found.values())
+
+
 @dataclass(frozen=True)
 class Work:
     """The work of one pass, or of a part of a pass.
@@ -168,6 +215,7 @@ class Work:
         heights: bytes held after every tensor that the work makes, less the bytes held before.
             Counts of slices have them, because the peak of a slice is at other tensors than the
             peak of another slice.
+        slots: the parts in slots; the bytes above do not include theirs.
     """
 
     steps: tuple[Step, ...] = ()
@@ -175,6 +223,7 @@ class Work:
     peak: int = 0
     moved: int = 0
     heights: tuple[int, ...] = ()
+    slots: tuple[InSlot, ...] = ()
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -185,6 +234,11 @@ class Work:
     def flops(self) -> int:
         """FLOPs of its products, as in ``Launch.flops``."""
         return sum(launch.flops for launch in self.launches)
+
+    def captured(self, slot: str) -> "Work":
+        """Return the same work within a graph: all its bytes are those of a slot."""
+        own = InSlot(slot, self.left, self.peak, launches=len([*self.launches]))
+        return Work(self.steps, slots=(own,))
 
 
 NO_WORK: Final = Work()
@@ -201,7 +255,8 @@ def in_order(*parts: Work) -> Work:
         peak = max(peak, left + part.peak)
         left += part.left
         moved += part.moved
-    return Work(tuple(steps), left, peak, moved, tuple(heights))
+    slots = joined_in_slots(chain.from_iterable(part.slots for part in parts))
+    return Work(tuple(steps), left, peak, moved, tuple(heights), slots)
 
 
 @dataclass(frozen=True)
@@ -259,6 +314,11 @@ class Segment:
     once: Work = NO_WORK
     slices: "Sequence[Segment]" = ()
 
+    def captured(self, slot: str) -> "Segment":
+        """Return the same layers within graphs."""
+        passes = {kind: own.captured(slot) for kind, own in self.passes.items()}
+        return replace(self, passes=passes)
+
     def with_slices(self, slices: "Sequence[Segment]") -> "Segment":
         """Return the segment with the passes of other slices."""
         return replace(self, slices=tuple(slices))
@@ -304,6 +364,23 @@ class PassCount:
     def moved(self) -> int:
         """Bytes that may wait on the host, as in ``Work.moved``."""
         return sum(times * work.moved for work, times in self.parts)
+
+    @property
+    def slots(self) -> tuple[InSlot, ...]:
+        """Its parts in slots, one for each slot."""
+        return joined_in_slots(
+            own.repeated(times) for work, times in self.parts for own in work.slots
+        )
+
+    @property
+    def kernels(self) -> int:
+        """Number of its kernels."""
+        return sum(times * len([*work.launches]) for work, times in self.parts)
+
+    @property
+    def launched(self) -> int:
+        """How many times the host launches something: kernels without a graph, and graphs."""
+        return self.kernels + sum(own.graphs - own.launches for own in self.slots)
 
 
 NO_PASS: Final = PassCount()

@@ -19,6 +19,7 @@ from megatron.schedules.needs import HOST_KINDS, REPLICA_KINDS
 from megatron.schedules.passes import OfSlice, PassKind
 from megatron.schedules.plan import Plan
 from megatron.simulator.costs.count import NO_PASS, PassCount, RankCount
+from megatron.simulator.costs.slot_memory import slot_bytes
 
 
 class Rooms(Protocol):
@@ -188,9 +189,9 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 
 
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
-    """Return the bytes that a rank holds at all times, with buffers that are reused."""
+    """Return the bytes that a rank holds at all times, with reused buffers and slots of graphs."""
     rooms = _most_rooms(plan, memory, rank) if memory.count.reused else 0.0
-    return memory.always + memory.workspaces + rooms
+    return memory.always + memory.workspaces + rooms + slot_bytes(plan, memory.count, rank)
 
 
 def _most_rooms(plan: Plan, memory: RankMemory, rank: int) -> float:
