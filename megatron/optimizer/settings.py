@@ -221,6 +221,17 @@ class OptimizerSettings:
     implementation: Implementation = "local"
     width_mult: float = 1.0
 
+    def decays(self, name: str, dimensions: int) -> bool:
+        """Return whether a parameter decays.
+
+        By Megatron's rule matrices decay, embeddings included; biases and vectors (norms) do not.
+
+        Args:
+            name: of the parameter in the whole model.
+            dimensions: of the parameter.
+        """
+        return dimensions > 1 and not name.endswith(".bias")
+
 
 @refuses
 def _learning_rates(flags: Flags) -> Iterator[str]:

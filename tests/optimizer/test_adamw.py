@@ -10,7 +10,6 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.optimizer import Optimizer
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.optimizer.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
@@ -20,9 +19,9 @@ SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weig
 
 
 def alone(parameter: nn.Parameter, *, weight_decay: bool) -> Optimizer:
-    entry = OptimizedParameter(OwnedParameter.whole("w", parameter), weight_decay)
-    Bucket([entry], kernels_for(CPU, parameter.dtype))
-    return optimizer_of(CONFIG, [entry])
+    owned = OwnedParameter.whole("w" if weight_decay else "w.bias", parameter)
+    Bucket([owned], kernels_for(CPU, parameter.dtype))
+    return optimizer_of(CONFIG, [owned])
 
 
 def start(name: str) -> torch.Tensor:
