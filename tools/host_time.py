@@ -49,7 +49,6 @@ from megatron.model.ownership import OwnedParameter
 from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.runtime.pass_slots import Slot, StageInput
 from tools.benchmarking import harness
 from tools.benchmarking.plain_model import Layer
@@ -182,8 +181,7 @@ def ours(name: str, kernels: Kernels, *, splits: bool) -> Subject:
         for parameter in layers.parameters():
             parameter.fill_(0.01)
     entries = [
-        OptimizedParameter.of(OwnedParameter.whole(each, parameter))
-        for each, parameter in layers.named_parameters()
+        OwnedParameter.whole(each, parameter) for each, parameter in layers.named_parameters()
     ]
     Bucket(entries, kernels)
     way = "split" if splits else "whole"

@@ -6,7 +6,7 @@ Shapes: b batch, s sequence, h hidden, f ffn.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Final, TypeAlias
 
 from torch import Tensor, nn
 
@@ -31,29 +31,24 @@ class QuickGeGLU:
     offset: float = 0.0
 
 
-Activation = Literal["gelu", "exact_gelu", "relu", "swiglu", "geglu", "squared_relu"] | QuickGeGLU
-"""GELU by its tanh approximation, or by the error function; ReLU; SwiGLU, or GeGLU with the same
-tanh approximation (arXiv 2002.05202); relu(x)^2 (arXiv 2109.08668); or ``QuickGeGLU``."""
+Activation: TypeAlias = str | QuickGeGLU
+"""An operation of ``Kernels`` by its name, as in ``MLPSettings.activation``, or ``QuickGeGLU``."""
+
+_GATED: Final = ("swiglu", "geglu")
+"""The operations that take two halves, gate and up (arXiv 2002.05202)."""
 
 
 def is_gated(activation: Activation) -> bool:
     """Return whether the function takes two halves, gate and up."""
-    return activation in ("swiglu", "geglu") or isinstance(activation, QuickGeGLU)
+    return activation in _GATED or isinstance(activation, QuickGeGLU)
 
 
 def function_of(activation: Activation, kernels: Kernels) -> Callable[..., Tensor]:
     """Return the function of a device."""
     if isinstance(activation, QuickGeGLU):
         return partial(kernels.quick_geglu, limit=activation.limit, offset=activation.offset)
-    functions: dict[Activation, Callable[..., Tensor]] = {
-        "gelu": kernels.gelu,
-        "exact_gelu": kernels.exact_gelu,
-        "relu": kernels.relu,
-        "swiglu": kernels.swiglu,
-        "geglu": kernels.geglu,
-        "squared_relu": kernels.squared_relu,
-    }
-    return functions[activation]
+    function: Callable[..., Tensor] = getattr(kernels, activation)
+    return function
 
 
 def forgets_active(recomputation: Recomputation, activation: Activation) -> bool:

@@ -75,7 +75,7 @@ class AdamW:
             moments=[own["exp_avg"] for own in self.kept.values()],
             squares=[own["exp_avg_sq"] for own in self.kept.values()],
             weights=[master.part.weight for master in rounded] if self.rounds else [],
-            decays=[master.part.weight_decay for master in masters],
+            decays=[master.decays for master in masters],
             in_vocabulary=[master.in_vocabulary for master in masters],
         )
         if kernels.updates_at_once:

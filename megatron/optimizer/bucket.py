@@ -28,7 +28,7 @@ from megatron.layers.main_grad import (
     take_main_grad,
 )
 from megatron.model.ownership import OwnedParameter
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.parallel import collectives
 from megatron.parallel.groups import ConnectedAxis
 
@@ -153,6 +153,7 @@ class Bucket:
         gradient_dtype: of the sums of gradients, for 16-bit parameters.
 
     Attributes:
+        owned: the parameters, as the model owns them.
         layout: where the parameters lie.
         values: the tensor of all parameters, in the same layout; ``None`` unless ``together``,
             and if they are ``given``.
@@ -160,7 +161,7 @@ class Bucket:
 
     def __init__(
         self,
-        parameters: Sequence[OptimizedParameter],
+        parameters: Sequence[OwnedParameter],
         kernels: Kernels,
         layout: BucketLayout | None = None,
         *,
@@ -168,10 +169,10 @@ class Bucket:
         given: Values | None = None,
         gradient_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._parameters = tuple(parameters)
+        self.owned = tuple(parameters)
         self._kernels = kernels
-        first = self._parameters[0].parameter
-        shapes = [tuple(entry.parameter.shape) for entry in parameters]
+        first = self.owned[0].parameter
+        shapes = [tuple(own.parameter.shape) for own in parameters]
         self.layout = lay_out(shapes, shards=1) if layout is None else layout
         full = first.dtype in (torch.float32, torch.float64)
         dtype = first.dtype if full else gradient_dtype
@@ -183,14 +184,9 @@ class Bucket:
             parameter.register_post_accumulate_grad_hook(self._move_to_main_grad)
         self._is_full = full
 
-    @property
-    def owned(self) -> tuple[OwnedParameter, ...]:
-        """The parameters, as the model owns them."""
-        return tuple(entry.owned for entry in self._parameters)
-
     def summed_over(self, usual: ConnectedAxis) -> ConnectedAxis:
         """Return the ranks that each have a shard; see ``OwnedParameter.summed_over``."""
-        return self._parameters[0].owned.summed_over(usual)
+        return self.owned[0].summed_over(usual)
 
     @property
     def gradients(self) -> Tensor:
@@ -204,21 +200,21 @@ class Bucket:
 
     def complete_gradients(self) -> None:
         """Set to 0 the gradient sums of parameters that got no gradient in this iteration."""
-        for entry in self._parameters:
-            main_grad_of(entry.parameter)
+        for own in self.owned:
+            main_grad_of(own.parameter)
 
     def forget_gradients(self) -> None:
         """Begin new sums, which the first gradients overwrite; see ``layers.main_grad``."""
-        for entry in self._parameters:
-            forget_main_grad(entry.parameter)
-            entry.parameter.grad = None
+        for own in self.owned:
+            forget_main_grad(own.parameter)
+            own.parameter.grad = None
 
     def parts(self, shard: int) -> Iterator[ParameterPart]:
         """Yield the parts of parameters that lie in a shard."""
-        shapes = [tuple(entry.parameter.shape) for entry in self._parameters]
+        shapes = [tuple(own.parameter.shape) for own in self.owned]
         for index, first, end in self.layout.rows(shapes, shard):
             weight = None if self._given is None else self._given.rows(index, first, end)
-            yield ParameterPart.rows(self._parameters[index], first, end, weight)
+            yield ParameterPart.rows(self.owned[index], first, end, weight)
 
     @property
     def is_given(self) -> bool:
@@ -238,21 +234,21 @@ class Bucket:
 
     def read_by_passes(self) -> Iterator[tuple[OwnedParameter, Mapping[str, Tensor]]]:
         """Yield every parameter with the tensors that passes read for it, by kind."""
-        for index, entry in enumerate(self._parameters):
+        for index, own in enumerate(self.owned):
             if self._given is not None:
-                yield entry.owned, self._given.read_for(index)
+                yield own, self._given.read_for(index)
             else:
-                yield entry.owned, {"value": entry.parameter}
+                yield own, {"value": own.parameter}
 
     def _views(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every parameter, with its view of ``flat``, a tensor in the bucket's layout."""
-        for entry, start in zip(self._parameters, self.layout.starts, strict=True):
-            parameter = entry.parameter
+        for own, start in zip(self.owned, self.layout.starts, strict=True):
+            parameter = own.parameter
             yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
 
     @torch.no_grad()
     def _moved_together(self) -> Tensor:
-        first = self._parameters[0].parameter
+        first = self.owned[0].parameter
         values = torch.zeros(self.layout.size, dtype=first.dtype, device=first.device)
         for parameter, place in self._views(values):
             place.copy_(parameter)

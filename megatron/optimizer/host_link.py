@@ -215,7 +215,7 @@ class HostLink:
                 ).view(part.weight.shape)
             weight.copy_(part.weight)
             gradient = _view(slot.gradients, part.gradient, place)
-            found.append(ParameterPart(part.entry, weight, gradient, part.pieces))
+            found.append(ParameterPart(part.owned, weight, gradient, part.pieces))
             place += _room(part.weight.numel())
         return found
 

@@ -52,7 +52,10 @@ def make_optimizer(
                 made: list[Rule] = [Muon(matrices, config.muon, qkv, tensor)]
                 return [*made, _adamw(others, config, kernels)] if others else made
 
-    return MixedPrecisionOptimizer(parts, config.clip_grad, rules)
+    def decays(owned: OwnedParameter) -> bool:
+        return config.decays(owned.name, owned.parameter.dim())
+
+    return MixedPrecisionOptimizer(parts, config.clip_grad, rules, decays)
 
 
 def make_with_host(
@@ -96,7 +99,7 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
 
     Runs that only evaluate load their weights through this optimizer.
     """
-    return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [])
+    return MixedPrecisionOptimizer(parts, 0.0, lambda masters: [], lambda owned: False)
 
 
 def keeps_whole(config: OptimizerSettings) -> KeepsWhole:

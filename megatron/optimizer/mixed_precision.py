@@ -28,10 +28,12 @@ class Master:
         part: the part of a parameter.
         weight: the part's weight in full precision. The gradient is its ``.grad`` if both have the
             same dtype.
+        decays: whether weight decay applies.
     """
 
     part: ParameterPart
     weight: Tensor
+    decays: bool
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ class Master:
     @property
     def owned(self) -> OwnedParameter:
         """The parameter that contains the part."""
-        return self.part.entry.owned
+        return self.part.owned
 
     @property
     def gradient(self) -> Tensor:
@@ -94,6 +96,9 @@ class Rule(Protocol):
         ...
 
 
+Decays = Callable[[OwnedParameter], bool]
+"""Returns whether a parameter decays."""
+
 MakeRules = Callable[[Sequence[Master]], Sequence[Rule]]
 """Returns the rules for some masters; every master has exactly one rule."""
 
@@ -106,13 +111,16 @@ class MixedPrecisionOptimizer:
             weights and gradients never changes.
         clip_grad: limit of the global gradient norm; 0 switches clipping off.
         rules: for the parts' masters.
+        decays: tells which parameters decay.
     """
 
-    def __init__(self, parts: Sequence[ParameterPart], clip_grad: float, rules: MakeRules) -> None:
+    def __init__(
+        self, parts: Sequence[ParameterPart], clip_grad: float, rules: MakeRules, decays: Decays
+    ) -> None:
         self._clip_grad = clip_grad
         self._rounded: list[Tensor] = []  # the bf16 or fp16 parameters ...
         self._masters: list[Tensor] = []  # ... and their masters, in the same order
-        masters = [Master(part, self._master_of(part)) for part in parts]
+        masters = [Master(part, self._master_of(part), decays(part.owned)) for part in parts]
         self._by_name = {master.name: master.weight for master in masters}
         self._rules = rules(masters)
         self._steps = self._saved_steps = 0
@@ -243,5 +251,5 @@ def groups_of(masters: Sequence[Master]) -> list[Group]:
     """Group masters by whether they decay, and whether they belong to the vocabulary layers."""
     found: dict[tuple[bool, bool], list[Master]] = {}
     for master in masters:
-        found.setdefault((master.part.weight_decay, master.in_vocabulary), []).append(master)
+        found.setdefault((master.decays, master.in_vocabulary), []).append(master)
     return [Group(tuple(own), *key) for key, own in found.items()]

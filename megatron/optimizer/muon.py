@@ -94,7 +94,7 @@ class Muon:
         rates = step.rates
         divide(self._gradients, step.divisors)
         for master in self._masters:
-            decay = rates.weight_decay if master.part.weight_decay else 0.0
+            decay = rates.weight_decay if master.decays else 0.0
             # Decoupled decay is of the old weight (arXiv 1711.05101), so it precedes the update.
             master.weight.mul_(1.0 - rates.lr * decay)
             master.weight.sub_(self._update(master), alpha=rates.lr)

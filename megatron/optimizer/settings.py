@@ -1,5 +1,6 @@
 """The settings of optimizers and of their rates. A class declares flags and holds their values."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -48,6 +49,12 @@ MomentType = Literal["fp32", "bf16"]
 Implementation = Literal["local", "apex", "torch"]
 """Which AdamW is used: ``local`` is the kernels' own, or PyTorch's if the kernels have none."""
 
+
+_QUERY_OR_KEY_NORM: Final = re.compile(r"\.[qk]_layernorm\.")
+"""In the names of the parameters of norms of queries and keys.
+
+In multi-latent attention these are norms of the queries' narrow vectors; those of keys have another
+name, in Megatron-LM too."""
 
 _ENDS: Final = {"start_weight_decay": "first step", "end_weight_decay": "last step"}
 _PEAK: Final = Range(1e-12, 1000)
@@ -181,6 +188,9 @@ class OptimizerSettings:
         "Weight decay of matrices; biases and other vectors have none. It is decoupled from the "
         "gradient, except with SGD.", WEIGHT,
         idle_with=_INCREASE)
+    apply_wd_to_qk_layernorm: bool = flag(False,
+        "Let the norms of queries and keys decay too, as in Qwen3-Next.",
+        idle_without="--qk-layernorm")
     weight_decay_incr_style: IncreaseStyle = flag("constant",
         "How the weight decay goes from --start-weight-decay to --end-weight-decay over the run.")
     start_weight_decay: float | None = flag(None, "Weight decay of the first step.", WEIGHT,
@@ -220,6 +230,20 @@ class OptimizerSettings:
     loss_scale: LossScaleSettings | None = None
     implementation: Implementation = "local"
     width_mult: float = 1.0
+
+    def decays(self, name: str, dimensions: int) -> bool:
+        """Return whether a parameter decays.
+
+        By Megatron's rule matrices decay, embeddings included; biases and vectors (norms) do not.
+        With ``apply_wd_to_qk_layernorm`` weights and biases of norms of queries and keys decay too.
+
+        Args:
+            name: of the parameter in the whole model.
+            dimensions: of the parameter.
+        """
+        if self.apply_wd_to_qk_layernorm and _QUERY_OR_KEY_NORM.search(name):
+            return True
+        return dimensions > 1 and not name.endswith(".bias")
 
 
 @refuses

@@ -33,7 +33,7 @@ def cut_dimension(part: ParameterPart) -> int | None:
     Args:
         part: this rank's part of a matrix, with all rows that the rank has.
     """
-    if part.entry.owned.axis is not None:
+    if part.owned.axis is not None:
         return None
     pairs = enumerate(zip(part.gradient.shape, part.global_shape, strict=True))
     cut = [dimension for dimension, (own, whole) in pairs if own != whole]

@@ -73,4 +73,4 @@ class WholeMatrices:
 
 def _is_here(part: ParameterPart) -> bool:
     """Return whether this rank has all of a matrix, or all matrices of its experts."""
-    return part.entry.owned.axis is not None or part.pieces == whole(part.global_shape)
+    return part.owned.axis is not None or part.pieces == whole(part.global_shape)

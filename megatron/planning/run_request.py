@@ -137,7 +137,6 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         parallel.pipeline.size,
         microbatches,
         chunks=parallel.schedule.chunks if traits.takes_chunks else None,
-        group=parallel.planning.group if "group" in traits.options else None,
         memory_limit=_limit(parallel.planning, microbatches),
         recompute_ahead=parallel.recompute_ahead,
         file=parallel.planning.schedule_file,
@@ -145,6 +144,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         joins_all=parallel.pairs.tp_comm_overlap,
         split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
         slices=parallel.slices.num_seq_splits,
+        **parallel.planning.block_options(name),
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 

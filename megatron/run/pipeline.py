@@ -36,7 +36,7 @@ from megatron.run.schedule import (
 )
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainSettings, batch_share
-from megatron.schedules.catalogue import OPTIONS, TRAITS, takers
+from megatron.schedules.catalogue import BLOCK_OPTIONS, OPTIONS, TRAITS, takers
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan
@@ -188,21 +188,33 @@ def _idle_limit_by_memory(flags: Flags) -> Iterator[str]:
 
 
 @refuses
-def _groups_of_schedule(flags: Flags) -> Iterator[str]:
-    """Refuse groups of microbatches in another schedule, and groups smaller than the pipeline.
+def _options_of_schedule(flags: Flags) -> Iterator[str]:
+    """Refuse options of blocks that the schedule does not take.
 
-    Where nothing asks for another schedule than the default, groups have no effect, as in Megatron.
+    Where nothing asks for another schedule than the default, they have no effect, as in Megatron.
     """
-    schedule, size = schedule_of(flags), flags[PlanSettings].group
-    traits, option = TRAITS[schedule], OPTIONS["group"]
-    ranks = flags[PipelineRankSettings].size
-    for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
-        if option.flag not in traits.flags and not traits.compares:
+    schedule = schedule_of(flags)
+    for name in BLOCK_OPTIONS if _asks_for_schedule(flags) else ():
+        option = OPTIONS[name]
+        if option.flag in TRAITS[schedule].flags or TRAITS[schedule].compares:
+            continue
+        known = " or ".join(takers(name))
+        for given in given_flags(flags[PlanSettings], option.field):
             yield (
-                f"{given}: {schedule} has no groups of a size to choose: leave it out, or take "
-                f"--pipeline-schedule {' or '.join(takers('group'))}"
+                f"{given}: {schedule} has no use for it, because {option.unused.format(known)}: "
+                f"leave it out, or take --pipeline-schedule {known}"
             )
-        elif size is not None and not option.allows(size, ranks):
+
+
+@refuses
+def _small_groups(flags: Flags) -> Iterator[str]:
+    """Refuse groups of microbatches that are smaller than the pipeline."""
+    schedule, size = schedule_of(flags), flags[PlanSettings].group
+    option, ranks = OPTIONS["group"], flags[PipelineRankSettings].size
+    if option.flag not in TRAITS[schedule].flags and not TRAITS[schedule].compares:
+        return
+    for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
+        if size is not None and not option.allows(size, ranks):
             yield (
                 f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
                 f"would wait for the last one in every turn: give {ranks} or more, or leave it out"

@@ -36,11 +36,19 @@ class Option(NamedTuple):
         flag: the flag of training that gives it; empty: no flag of training is for these schedules
             alone.
         at_least_ranks: whether its number is at least the number of pipeline ranks.
+        is_of_block: whether it is a number that a block is made with; its flag is a field of
+            ``PlanSettings``.
     """
 
     unused: str
     flag: str = ""
     at_least_ranks: bool = False
+    is_of_block: bool = False
+
+    @property
+    def field(self) -> str:
+        """The name of the flag's field."""
+        return self.flag.removeprefix("--").replace("-", "_")
 
     def allows(self, value: float | str, ranks: int) -> bool:
         """Return whether a pipeline of so many ranks can have a value, which may be its word."""
@@ -50,7 +58,10 @@ class Option(NamedTuple):
 OPTIONS: Final[Mapping[OptionName, Option]] = {
     "chunks": Option("its plans have a number of their own; {} takes one", PLAN_FLAGS["chunks"][0]),
     "group": Option(
-        "only {} has groups whose size can be chosen", PLAN_FLAGS["group"][0], at_least_ranks=True
+        "only {} has groups whose size can be chosen",
+        PLAN_FLAGS["group"][0],
+        at_least_ranks=True,
+        is_of_block=True,
     ),
     "split_backward": Option("its plan has W passes or not; 'auto' takes a request for them"),
     "file": Option("a plan file goes with the schedule 'file'", PLAN_FLAGS["file"][0]),
@@ -60,6 +71,8 @@ OPTIONS: Final[Mapping[OptionName, Option]] = {
     ),
 }
 """Name -> option, for all options that only some schedules take."""
+BLOCK_OPTIONS: Final = tuple(name for name, own in OPTIONS.items() if own.is_of_block)
+"""The options that blocks are made with."""
 OPTION_FLAGS: Final[tuple[str, ...]] = tuple(own.flag for own in OPTIONS.values() if own.flag)
 """The flags of training that only some schedules take."""
 

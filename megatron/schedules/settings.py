@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import derived, flag
 from megatron.flags.ranges import BANDWIDTH, COUNT, DEPTH, PATIENCE, Range
 from megatron.schedules.catalogue import (
+    BLOCK_OPTIONS,
     CHUNKED_SCHEDULES,
+    OPTIONS,
     PAIRED_SCHEDULES,
     TRAINABLE_SCHEDULES,
+    TRAITS,
+    OptionName,
     takers,
 )
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
@@ -152,6 +156,17 @@ class PlanSettings:
     def group(self) -> int | None:
         """Microbatches of a group, for a schedule that has groups; ``None``: p."""
         return self.microbatch_group_size_per_virtual_pipeline_stage
+
+    def block_options(self, schedule: str) -> dict[OptionName, Any]:
+        """Return the given options that the block of a schedule is made with, for a request.
+
+        Args:
+            schedule: a name of ``TRAITS``. Options that it does not take are left out.
+        """
+        taken = {name: OPTIONS[name].field for name in BLOCK_OPTIONS}
+        given = {name: getattr(self, field) for name, field in taken.items()}
+        flags = TRAITS[schedule].flags
+        return {n: v for n, v in given.items() if v is not None and OPTIONS[n].flag in flags}
 
     @property
     def memory_limit(self) -> float | None:

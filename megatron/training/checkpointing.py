@@ -171,8 +171,8 @@ class Checkpoints:
         """
         state, moments = self._state, self._config.save_optimizer
         counted = [part for part in state.updated if part.counts_in_norm]
-        spread = [part for part in counted if part.entry.owned.axis is not None]
-        usual = [part for part in counted if part.entry.owned.axis is None]
+        spread = [part for part in counted if part.owned.axis is not None]
+        usual = [part for part in counted if part.owned.axis is None]
         by_holders = [
             tensors_of(parts, state.optimizer, moments=moments) for parts in (usual, spread)
         ]

@@ -10,7 +10,7 @@ from megatron.kernels.cuda.grouped_packages import load_grouped_package
 from megatron.kernels.face import Kernels
 from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
-from megatron.model.ownership import WORD_EMBEDDINGS
+from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.placement import place
 from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
@@ -27,7 +27,7 @@ from megatron.optimizer.make import (
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.narrow_values import narrow_values
 from megatron.optimizer.optimizer import Optimizer
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.sharded import MakeOptimizer, ShardedOptimizer
 from megatron.parallel.collectives import MAXIMUM, all_reduce
 from megatron.parallel.context import ContextAxes, context_parallel
@@ -83,7 +83,7 @@ class TrainState:
     groups: Groups
     run_plan: RunPlan
     pipeline: PipelineRank
-    parameters: tuple[OptimizedParameter, ...]
+    parameters: tuple[OwnedParameter, ...]
     buckets: tuple[Bucket, ...]
     counted: tuple[ParameterPart, ...]
     updated: tuple[ParameterPart, ...]
@@ -240,7 +240,7 @@ def build_train_state(
     if pairs.joins:
         groups = with_turns(groups, pairs.axes)
     model = make_model(config, groups, run_plan)
-    parameters = tuple(map(OptimizedParameter.of, model.owned_parameters()))
+    parameters = tuple(model.owned_parameters())
     axis = groups.gradients
     buckets = _buckets(config, model, run_plan.plan, axis)
     whole = tuple(map(ParameterPart.whole, parameters))
@@ -302,7 +302,7 @@ def _buckets(
     layouts = bucket_layouts(owned, axis.size, whole_ones)
     return tuple(
         Bucket(
-            list(map(OptimizedParameter.of, bucket)),
+            bucket,
             model.kernels,
             layout,
             together=replicas.shard_optimizer,

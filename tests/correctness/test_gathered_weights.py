@@ -229,7 +229,7 @@ def held_on_rank(rank: int, world_size: int, *, config: RunConfig) -> tuple[int,
     weights = state.pipeline.model.gathered_weights()
     matrices = [own for own in state.parameters if id(own.parameter) in weights]
     held = {own.parameter.untyped_storage().data_ptr(): own.parameter for own in matrices}
-    shards = [part.weight for part in state.updated if id(part.entry.parameter) in weights]
+    shards = [part.weight for part in state.updated if id(part.owned.parameter) in weights]
     own = {weight.untyped_storage().data_ptr(): weight for weight in shards}
     nbytes = sum(each.untyped_storage().nbytes() for each in (*held.values(), *own.values()))
     elements = sum(weight.numel() for weight in shards)

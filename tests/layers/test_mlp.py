@@ -14,9 +14,11 @@ from kernels.formulas import (
 )
 from torch import Tensor
 
+from megatron.flags.tree import declared_in
 from megatron.layers.main_grad import give_main_grad, main_grad_of
 from megatron.layers.mlp import MLP, Activation
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.layers.settings import MLPSettings
 from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 
@@ -42,6 +44,12 @@ def make_mlp(
     for parameter in mlp.parameters():
         torch.nn.init.normal_(parameter)
     return mlp
+
+
+def test_every_function_of_the_settings_is_compared_with_its_formula() -> None:
+    spelled = (own.spelling for own in declared_in(MLPSettings)["activation"])
+    names = {own.value for own in spelled if own is not None}
+    assert FORMULAS.keys() == (names | {MLPSettings.activation}) - {"quick_geglu"}
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -26,7 +26,6 @@ from megatron.model.ownership import owned_by
 from megatron.model.settings import ModelSettings
 from megatron.model.transformer_layer import TransformerLayer
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.tensor import ALONE
 
 SIZES: dict[str, Any] = {
@@ -69,7 +68,7 @@ def train(
     site = Site(CPU, dtype, recomputation=recomputation)
     layer = build_layer(config, 0, site)
     init_layer(layer, 0, config, seed=1)
-    owned = [OptimizedParameter.of(each) for each in owned_by(layer, "", ALONE)]
+    owned = list(owned_by(layer, "", ALONE))
     Bucket(owned, site.kernels)
     narrow = EightBitLayers(
         EightBitSettings("hybrid", transformer_engine=True),

@@ -10,7 +10,7 @@ from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
 from megatron.optimizer.optimizer import Optimizer
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 
@@ -20,12 +20,12 @@ QKV = QKVRows(query=4, key=2, value=2)
 """Rows of a query group in a fused matrix."""
 
 
-def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OptimizedParameter]:
+def entries(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[OwnedParameter]:
     """Named parameters, each a whole tensor of its model."""
-    return [OptimizedParameter.of(OwnedParameter.whole(name, p)) for name, p in parameters]
+    return [OwnedParameter.whole(name, p) for name, p in parameters]
 
 
-def optimizer_of(config: OptimizerSettings, owned: Sequence[OptimizedParameter]) -> Optimizer:
+def optimizer_of(config: OptimizerSettings, owned: Sequence[OwnedParameter]) -> Optimizer:
     """The optimizer of whole parameters, which have their gradients."""
     return make_optimizer(
         config,

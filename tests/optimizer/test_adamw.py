@@ -1,5 +1,7 @@
 """AdamW steps against the formulas of the paper (arXiv 1711.05101) written out in float64."""
 
+import dataclasses
+
 import pytest
 import torch
 from optimizer.entries import entries, optimizer_of, rates_of
@@ -10,7 +12,6 @@ from megatron.layers.main_grad import main_grad_of
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.optimizer import Optimizer
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.optimizer.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
@@ -20,9 +21,9 @@ SHAPES = {"fc.weight": (6, 4), "fc.bias": (6,), "norm.weight": (4,), "table.weig
 
 
 def alone(parameter: nn.Parameter, *, weight_decay: bool) -> Optimizer:
-    entry = OptimizedParameter(OwnedParameter.whole("w", parameter), weight_decay)
-    Bucket([entry], kernels_for(CPU, parameter.dtype))
-    return optimizer_of(CONFIG, [entry])
+    owned = OwnedParameter.whole("w" if weight_decay else "w.bias", parameter)
+    Bucket([owned], kernels_for(CPU, parameter.dtype))
+    return optimizer_of(CONFIG, [owned])
 
 
 def start(name: str) -> torch.Tensor:
@@ -90,6 +91,29 @@ def test_bf16_keeps_steps_too_small_for_bf16() -> None:
         main_grad_of(parameter).fill_(1.0)
         optimizer.step(rates_of(CONFIG, 2.0**-12), grad_norm=0.5)
     torch.testing.assert_close(parameter.detach().float(), torch.full((16, 16), 1 - 2.0**-6))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_norms_of_queries_and_keys_decay_if_a_flag_says_so(asked: bool) -> None:
+    """Without a gradient, a step of AdamW changes a weight by its decay alone."""
+    attention = "decoder.layers.0.self_attention"
+    decay = {
+        f"{attention}.q_layernorm.weight": asked,
+        f"{attention}.q_layernorm.bias": asked,
+        f"{attention}.k_layernorm.weight": asked,
+        f"{attention}.linear_qkv.bias": False,
+        f"{attention}.kv_layernorm.weight": False,
+        "decoder.layers.0.input_layernorm.weight": False,
+        "decoder.final_layernorm.bias": False,
+    }
+    parameters = {name: nn.Parameter(torch.ones(4)) for name in decay}
+    config = dataclasses.replace(CONFIG, apply_wd_to_qk_layernorm=asked)
+    owned = entries(parameters.items())
+    Bucket(owned, kernels_for(CPU, torch.float32))
+    optimizer_of(config, owned).step(rates_of(config, 0.1), grad_norm=0.0)
+    for name, decays in decay.items():
+        wanted = torch.full((4,), 1 - 0.1 * 0.3 if decays else 1.0)
+        torch.testing.assert_close(parameters[name].detach(), wanted)
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])

@@ -97,7 +97,7 @@ def their_choice(rank: int, world_size: int, *, kind: str) -> dict[str, bool]:
 
 def our_choice(rank: int, world_size: int, *, config: RunConfig) -> dict[str, bool]:
     state = build_train_state(config, make_pipeline_groups())
-    found = {own.owned.name: takes_muon(own.owned) for own in state.parameters}
+    found = {own.name: takes_muon(own) for own in state.parameters}
     state.pipeline.close()
     return found
 

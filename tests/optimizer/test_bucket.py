@@ -173,7 +173,7 @@ def test_a_whole_parameter_is_one_part() -> None:
     Bucket([entry], kernels_for(CPU, parameter.dtype))
     part = ParameterPart.whole(entry)
     assert part.weight.data_ptr() == parameter.data_ptr()
-    assert part.pieces == entry.owned.pieces
+    assert part.pieces == entry.pieces
 
 
 def test_rows_that_do_not_fit_together_are_an_error() -> None:

@@ -11,7 +11,7 @@ from megatron.kernels.reference.optimizer import BLOCK_ELEMENTS
 from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.grad_norm import clip_coefficient, local_sum_of_squares
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 
 CPU = torch.device("cpu")
 KERNELS = kernels_for(CPU, torch.float32)
@@ -20,7 +20,7 @@ KERNELS = kernels_for(CPU, torch.float32)
 def part(grad: torch.Tensor, counts_in_norm: bool = True) -> ParameterPart:
     parameter = nn.Parameter(torch.zeros_like(grad))
     owned = OwnedParameter.whole("weight", parameter)
-    entry = OptimizedParameter.of(replace(owned, is_copy=not counts_in_norm))
+    entry = replace(owned, is_copy=not counts_in_norm)
     Bucket([entry], kernels_for(CPU, grad.dtype)).gradients.copy_(grad.flatten())
     return ParameterPart.whole(entry)
 

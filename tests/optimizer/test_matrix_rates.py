@@ -68,7 +68,7 @@ def test_every_kind_of_weight_has_its_rate_and_epsilon(optimizer: Kind) -> None:
                for name in (*INSIDE, *ENDS, *OTHERS[:1])}  # fmt: skip
     weights[OTHERS[1]] = nn.Parameter(torch.zeros(3, dtype=torch.float64))
     owned = entries(weights.items())
-    assert [own.name for own in owned if is_inside(own.owned)] == list(INSIDE)
+    assert [own.name for own in owned if is_inside(own)] == list(INSIDE)
     Bucket(owned, kernels_for(torch.device("cpu"), torch.float64))
     config = config_of(optimizer, adam_eps=0.2, sgd_momentum=0.0)
     for own in owned:

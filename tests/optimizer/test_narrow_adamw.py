@@ -101,7 +101,7 @@ def test_a_step_is_adams_from_rounded_moments(
         )
         mean = CONFIG.adam_beta1 * mean + (1 - CONFIG.adam_beta1) * gradient
         square = CONFIG.adam_beta2 * square + (1 - CONFIG.adam_beta2) * gradient**2
-        weight = weight * (1 - 0.1 * (0.3 if entry.weight_decay else 0.0))
+        weight = weight * (1 - 0.1 * (0.3 if CONFIG.decays(name, weight.dim()) else 0.0))
         root = (square / (1 - CONFIG.adam_beta2 ** (STEPS + 1))).sqrt() + CONFIG.adam_eps
         weight -= 0.1 * mean / (1 - CONFIG.adam_beta1 ** (STEPS + 1)) / root
         half_unit = {"fp32": 1e-6, "bf16": 2**-8}

@@ -16,11 +16,12 @@ from megatron.kernels.choose import kernels_for
 from megatron.kernels.cuda.kernels import CudaKernels
 from megatron.kernels.face import Kernels
 from megatron.layers.main_grad import main_grad_of
+from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.optimizer import Optimizer
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.settings import OptimizerSettings
 
 pytest.importorskip("triton")
@@ -54,7 +55,7 @@ class Trained:
     @staticmethod
     def _optimizer(
         config: OptimizerSettings,
-        owned: Sequence[OptimizedParameter],
+        owned: Sequence[OwnedParameter],
         dtype: torch.dtype,
         *,
         one_pass: bool,

@@ -20,7 +20,7 @@ from megatron.model.ownership import OwnedParameter
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.newton_schulz import coefficients
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.settings import MuonSettings, OptimizerSettings, SharedMatrices
 from megatron.optimizer.sliced_matrices import cut_dimension, orthogonalized_slice
 from megatron.parallel import collectives
@@ -91,7 +91,7 @@ def part_of(name: str, rank: int, ranks: int, gradient: Tensor) -> ParameterPart
         own[piece.local.slices] = gradient[piece.box.slices]
     give_main_grad(parameter, own)
     owned = OwnedParameter(name, parameter, matrix.shape, pieces, matrices=matrix.experts)
-    return ParameterPart.whole(OptimizedParameter.of(owned))
+    return ParameterPart.whole(owned)
 
 
 def moved(

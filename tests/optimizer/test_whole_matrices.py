@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megatron.layers.main_grad import give_main_grad
 from megatron.model.ownership import OwnedParameter
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.whole_matrices import WholeMatrices
 from megatron.parallel.box import Piece, shard
 from megatron.parallel.grid import Grid
@@ -25,7 +25,7 @@ def part_of(name: str, pieces: Sequence[Piece]) -> ParameterPart:
     local = torch.zeros(tuple(max(piece.local.stop[d] for piece in pieces) for d in range(2)))
     give_main_grad(parameter := nn.Parameter(local), torch.zeros_like(local))
     owned = OwnedParameter(name, parameter, SHAPE, tuple(pieces))
-    return ParameterPart.whole(OptimizedParameter.of(owned))
+    return ParameterPart.whole(owned)
 
 
 def put_together(rank: int, world_size: int, *, loses: bool = False) -> list[tuple[Tensor, bool]]:

@@ -34,7 +34,7 @@ from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.count.recorder import Recorder
@@ -171,11 +171,9 @@ def _count_layer(counter: Counter, kernels: Kernels) -> None:
 def _count_step(counter: Counter, kernels: Kernels) -> None:
     """Count the norm and a clipped step of AdamW on matrices in bf16 with fp32 states."""
     entries = [
-        OptimizedParameter.of(
-            OwnedParameter.whole(
-                f"{index}.weight",
-                nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16, device=DEVICE)),
-            )
+        OwnedParameter.whole(
+            f"{index}.weight",
+            nn.Parameter(torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16, device=DEVICE)),
         )
         for index in range(PARAMETERS // HIDDEN**2)
     ]

@@ -47,7 +47,7 @@ def digest(state: TrainState) -> str:
     sha256 = hashlib.sha256()
     for entry in state.parameters:
         for kind, tensor in sorted(state.optimizer.tensors_of(entry.name).items()):
-            for _, part in entry.owned.parts(tensor):
+            for _, part in entry.parts(tensor):
                 sha256.update(f"{kind}.{entry.name}".encode())
                 sha256.update(part.detach().contiguous().numpy().tobytes())
     return sha256.hexdigest()

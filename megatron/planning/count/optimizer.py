@@ -18,7 +18,7 @@ from megatron.optimizer.grad_norm import local_sum_of_squares
 from megatron.optimizer.lr_schedule import Rates
 from megatron.optimizer.make import make_optimizer
 from megatron.optimizer.muon import QKVRows
-from megatron.optimizer.parameters import OptimizedParameter, ParameterPart
+from megatron.optimizer.parameters import ParameterPart
 from megatron.optimizer.settings import OptimizerSettings
 from megatron.parallel.groups import ConnectedAxis
 from megatron.planning.count.apart import apart
@@ -83,7 +83,7 @@ def _counted_apart(
     kernels, recorder = counted_kernels(dtype), Recorder()
     name = f"{LAYERS}0.mlp.linear_fc1.weight" if matrix else WORD_EMBEDDINGS
     weight = nn.Parameter(torch.empty(_WIDTH, _WIDTH, dtype=dtype, device=META))
-    entry = OptimizedParameter.of(OwnedParameter.whole(name, weight))
+    entry = OwnedParameter.whole(name, weight)
     with recorder:
         Bucket([entry], kernels, gradient_dtype=gradient_dtype)
         gradient = recorder.held

@@ -18,7 +18,6 @@ from megatron.model.placement import Placement
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.make import takes_muon
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.context import ContextAxes, ContextParallel, context_parallel
 from megatron.parallel.deep_ep import VisitedExperts
 from megatron.parallel.experts import ExpertParallel
@@ -125,8 +124,7 @@ class CountedRank:
         owned = list(model.owned_parameters())
         self._parameters = _elements(owned)
         if owned:
-            entries = list(map(OptimizedParameter.of, owned))
-            self._gradients = Bucket(entries, model.kernels, gradient_dtype=subject.gradient_dtype)
+            self._gradients = Bucket(owned, model.kernels, gradient_dtype=subject.gradient_dtype)
         if subject.gathers_eight_bits:
             for weight in model.gathered_weights().values():
                 weight.give(*weight.without_values(META))

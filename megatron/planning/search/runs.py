@@ -282,16 +282,16 @@ def promise_of(line: Line) -> Promise:
     if known is None:
         return Promise(min(ranks, microbatches), 0.0)
     chunks = chunks_of(flags) if known.takes_chunks else None
-    group, groups = flags[PlanSettings].group, OPTIONS["group"]  # a rule refuses a size too small
-    has_groups = group is not None and groups.flag in known.flags and groups.allows(group, ranks)
+    options = flags[PlanSettings].block_options(name)
     request = Request(
         name,
         treatment_of(flags),
         ranks,
         microbatches,
         chunks=chunks,
-        group=group if has_groups else None,
         slices=flags[SliceSettings].num_seq_splits,
+        # A rule refuses a number that is too small.
+        **{n: value for n, value in options.items() if OPTIONS[n].allows(value, ranks)},
     )
     held = max(1.0, min(promised(request, request.catalogued), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more

@@ -78,8 +78,8 @@ def _parameters(config: RunConfig, state: TrainState) -> tuple[list[int], int]:
     """
     groups, sizes = state.groups, [0, 0]
     for own in state.parameters:
-        if own.counts_in_norm:
-            sizes[own.owned.axis is not None] += own.parameter.numel()
+        if not own.is_copy:
+            sizes[own.axis is not None] += own.parameter.numel()
     everywhere = groups.world.all_gather_object(sizes)
     of_replica = [everywhere[rank] for rank in groups.vocabulary.ranks]
     experts = sum(spread for _, spread in everywhere) // config.parallel.expert_copies

@@ -22,7 +22,6 @@ from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.ownership import owned_by
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 
 SITE = Site(torch.device("cpu"), torch.float64, given_kernels=ReferenceKernels())
 
@@ -148,7 +147,7 @@ def test_weight_gradients_that_wait_are_those_of_a_whole_backward(gate: bool) ->
     whole, split = layer_of(router, gate=gate), layer_of(router, gate=gate)
     kernels = ReferenceKernels()
     for made in (whole, split):
-        entries = [OptimizedParameter.of(owned) for owned in owned_by(made, "x.")]
+        entries = list(owned_by(made, "x."))
         Bucket(entries, kernels, gradient_dtype=torch.float64)
     work: list[object] = []
     defer_weight_gradients(split, work.append)

@@ -17,7 +17,6 @@ from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.ownership import owned_by
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 
 CPU, KERNELS = torch.device("cpu"), ReferenceKernels()
 
@@ -63,7 +62,7 @@ def trained(
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(generator=generator)
-    Bucket([OptimizedParameter.of(each) for each in owned_by(made, "x.")], KERNELS)
+    Bucket(list(owned_by(made, "x.")), KERNELS)
     work: list[Callable[[], None]] = []
     defer_weight_gradients(made, work.append if splits else None)
     found = []

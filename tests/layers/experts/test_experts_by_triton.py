@@ -16,7 +16,6 @@ from megatron.layers.site import Site
 from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.ownership import owned_by
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 
 WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -33,7 +32,7 @@ def trained(kernels: Kernels, *, splits: bool) -> list[Tensor]:
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    Bucket([OptimizedParameter.of(each) for each in owned_by(made, "x.")], kernels)
+    Bucket(list(owned_by(made, "x.")), kernels)
     work: list[object] = []
     defer_weight_gradients(made, work.append if splits else None)
     found = []

@@ -23,7 +23,6 @@ from megatron.layers.weight_gradients import defer_weight_gradients
 from megatron.model.eight_bits import EightBitLayers, linear_layers
 from megatron.model.ownership import owned_by
 from megatron.optimizer.bucket import Bucket
-from megatron.optimizer.parameters import OptimizedParameter
 from megatron.parallel.tensor import ALONE
 
 CPU, KERNELS, FP32 = torch.device("cpu"), ReferenceKernels(), torch.float32
@@ -165,7 +164,7 @@ def trained(
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(generator=generator)
-    Bucket([OptimizedParameter.of(each) for each in owned_by(made, "x.")], KERNELS)
+    Bucket(list(owned_by(made, "x.")), KERNELS)
     layers = None
     if eight_bits is not None:
         layers = EightBitLayers(eight_bits, linear_layers(made, "x."), site)
