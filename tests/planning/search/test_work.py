@@ -12,12 +12,12 @@ from megatron.planning.candidate import Candidate
 from megatron.planning.known import NEAR, Known, Level
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.coarse import Coarse
-from megatron.planning.search.dimension import Dimension, combined, opened
 from megatron.planning.search.dimensions import DIMENSIONS, PIPELINE, SLICES, UNSPLIT
 from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, LATER_ESTIMATES, Search
+from megatron.run.dimension import Dimension
 from megatron.run.edit import set_to
-from megatron.run.line import Line
+from megatron.run.line import Line, combined, opened
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
@@ -92,7 +92,7 @@ def test_every_shape_and_every_choice_is_counted_once(ranks: int, more: list[str
     shapes = combined(asked, [own for own in early if own.kind == "shape"])
     factors = [own for own in dimensions if own.kind == "factor" or own.counted]
     # of a factor: all its choices, and the line beside which they are judged
-    most = sum(1 + max(len(own.choices(one)) for one in shapes) + 3 for own in factors)
+    most = sum(1 + max(len(own.choices(one.flags)) for one in shapes) + 3 for own in factors)
     coarse = Coarse(asked, early, runs, {})
     coarse.count()
     coarse.dimensions = dimensions
