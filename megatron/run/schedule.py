@@ -46,15 +46,6 @@ ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_l
 ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 """The flags that count a vocabulary layer as a transformer layer of its stage."""
 
-PERCENT_FLAG: Final = "--zero-bubble-adaptive-memory-limit-percentile"
-"""The flag that limits the microbatches in flight by a share of the memory."""
-
-GIB_FLAG: Final = "--zero-bubble-memory-limit-gib"
-"""The flag that limits the microbatches in flight by bytes."""
-
-PENDING_FLAG: Final = "--zero-bubble-max-pending-backward"
-"""The flag that limits the microbatches in flight by their number."""
-
 _VOCABULARY: Final = "--vocab-parallel"
 ASKING_FOR_TREATMENTS: Final = (
     _VOCABULARY,
@@ -188,13 +179,6 @@ def uses_limit(flags: Flags) -> bool:
     fills = name in SCHEDULES and SCHEDULES[name].fills
     traits = TRAITS[name]
     return fills or traits.needs_memory_limit or traits.compares or pairs.joins
-
-
-def limiting_flag(planning: PlanSettings) -> str:
-    """Return the flag that limits the microbatches in flight."""
-    if planning.memory_gib is not None:
-        return GIB_FLAG
-    return PENDING_FLAG if planning.memory_percent is None else PERCENT_FLAG
 
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:

@@ -22,6 +22,7 @@ from megatron.planning.search.runs import Promise, Runs, promise_of
 from megatron.run.dimension import Dimension
 from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.line import Line, combined
+from megatron.run.pairs import pairs_of
 from megatron.run.schedule import ASKING_FOR_TREATMENTS
 from megatron.run.train import batch_share
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
@@ -311,22 +312,45 @@ class Coarse:
             combination = self._combinations(placed, chosen)
             for order in self._beside(placed, edits, orders):
                 known = [*factors, *self._factors_of_order(order)]
-                own, in_full = _product(known), _product(known, in_full=True)
                 promise = self._promised(placed, order, stages, batches, micro)
-                kept = own.kept * shape.kept / stages
-                all_kept = in_full.kept * shape.kept / stages
-                held = promise.held * (kept + promise.waiting * (all_kept - kept))
-                seconds = micro * own.seconds * shape.seconds / stages
+                seconds = micro * _product(known).seconds * shape.seconds / stages
                 found.append(
                     Rough(
                         combination(order),
                         (stages, *order),
                         seconds * (batches + promise.bubble),
-                        own.static * (shape.whole / stages + shape.shared) + held,
-                        shape.room,
+                        *self._bytes(shape, known, stages, promise, batches),
                     )
                 )
         return found
+
+    def _bytes(
+        self,
+        shape: Shape,
+        known: Sequence[Factor],
+        stages: int,
+        promise: Promise,
+        microbatches: int,
+    ) -> tuple[float, float]:
+        """Return the bytes of the fullest rank, and the bytes that its tensors may take.
+
+        Args:
+            shape: the shape.
+            known: the factors by which choices change it.
+            stages: pipeline ranks.
+            promise: of the order of passes. Under a limit by memory that the plan may fill, a rank
+                holds as many microbatches as the limit has room for, if there are so many.
+            microbatches: of an iteration.
+        """
+        own, in_full = _product(known), _product(known, in_full=True)
+        kept, all_kept = own.kept * shape.kept / stages, in_full.kept * shape.kept / stages
+        of_one = kept + promise.waiting * (all_kept - kept)
+        static = own.static * (shape.whole / stages + shape.shared)
+        peak = static + promise.held * of_one
+        if promise.limit is None:
+            return peak, shape.room
+        room = min(shape.room, promise.limit.bytes(self.runs.gpu.memory))
+        return max(peak, min(static + microbatches * of_one, room)), room
 
     def _beside(
         self, placed: Line, edits: Choice, orders: Sequence[Combination]
@@ -375,7 +399,7 @@ class Coarse:
     def _promised(
         self, line: Line, order: Combination, stages: int, batches: int, micro: int
     ) -> Promise:
-        key = (order, stages, batches)
+        key = (order, stages, batches, pairs_of(line.flags).joins)
         if key not in self._held:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))

@@ -30,11 +30,9 @@ from megatron.run.schedule import (
     ACCOUNTS,
     ASKING_FOR_TREATMENTS,
     ENDS,
-    GIB_FLAG,
-    PENDING_FLAG,
-    PERCENT_FLAG,
 )
 from megatron.schedules.catalogue import OPTION_FLAGS
+from megatron.schedules.limits import GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
 _NAMING_SCHEDULES: Final = (

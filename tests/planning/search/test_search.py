@@ -428,9 +428,9 @@ def test_slices_hold_and_idle_less_as_published(slices: int, barriers: int) -> N
             set_to("--num-seq-splits", slices),
         )
     )
-    held, bubble, waits = promise_of(placed)
-    assert (held, bubble) == ((slices + 3 + barriers) / slices, 3 / slices)
-    assert not waits
+    promise = promise_of(placed)
+    assert (promise.held, promise.bubble) == ((slices + 3 + barriers) / slices, 3 / slices)
+    assert not promise.waiting
 
 
 def test_every_dimension_has_flags_of_its_own() -> None:
