@@ -25,13 +25,14 @@ class Flags:
         groups: an instance of every group, by its class.
         world_size: ranks of the job.
         given: the words behind each flag of the command line.
-        chosen: flags of the command line that a search has chosen, and not its user.
+        chosen: flags of the command line that a search has chosen, and not its user. Lines with the
+            same flags are equal, whoever has chosen these.
     """
 
     groups: Mapping[type, Any]
     world_size: int = 1
     given: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    chosen: frozenset[str] = frozenset()
+    chosen: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __getitem__(self, group: type[Group]) -> Group:
         """Return the flags of a group."""
