@@ -25,16 +25,23 @@ class Flags:
         groups: an instance of every group, by its class.
         world_size: ranks of the job.
         given: the words behind each flag of the command line.
+        chosen: flags of the command line that a search has chosen, and not its user. Lines with the
+            same flags are equal, whoever has chosen these.
     """
 
     groups: Mapping[type, Any]
     world_size: int = 1
     given: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    chosen: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __getitem__(self, group: type[Group]) -> Group:
         """Return the flags of a group."""
         flags: Group = self.groups[group]
         return flags
+
+    def asks(self, option: str) -> bool:
+        """Return whether the user of the command line has given a flag."""
+        return option in self.given and option not in self.chosen
 
     def replaced(self, *groups: Any) -> "Flags":
         """Return a copy of the flags; each of ``groups`` replaces the group of the same class."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from megatron.planning.candidate import Candidate
 from megatron.planning.forecast_run import RunForecast
 from megatron.planning.known import NEAR, best_known
-from megatron.run.schedule import limiting_flag
 from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu
@@ -146,7 +145,7 @@ def _table(rows: Sequence[Candidate]) -> Iterator[str]:
 
 def _faults(row: Candidate, forecast: RunForecast) -> Iterator[str]:
     if not row.is_within_limit:
-        yield f"  exceeds {limiting_flag(row.config.parallel.planning)}"
+        yield f"  exceeds {row.config.parallel.planning.limiting_flag}"
     if not forecast.fits:
         yield "  does not fit"
     if row.watch.was_cut:

@@ -7,26 +7,18 @@ smallest memory of all, and no rank gets more than that one can use.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from megatron.planning.host_room import machine_memory
 from megatron.run.own_memory import OwnMemory
 from megatron.run.run_config import RunConfig
-from megatron.run.schedule import GIB_FLAG, PERCENT_FLAG
 from megatron.schedules.counted import counted
-from megatron.schedules.settings import PlanSettings
-from megatron.simulator.costs.gpus import GIB, USABLE
+from megatron.schedules.limits import LimitByMemory
+from megatron.simulator.costs.gpus import USABLE
 from megatron.simulator.costs.rank_memory import RankMemory
 from megatron.simulator.units import MEMORY
-
-_NEARLY: Final = 1e-9
-"""A number above a whole number by no more than this counts as the whole number."""
-
-_STEPS: Final = 100
-"""Parts of a GiB: the GiB that a message advises are a whole number of these parts."""
 
 
 class Use(NamedTuple):
@@ -56,26 +48,16 @@ class MemoryLimit:
 
     Attributes:
         memory: the memory of a rank.
-        percent: the asked share of ``memory``, in percent; ``None``: GiB are asked.
-        gib: the asked GiB; ``None``: a share is asked.
+        asked: the limit that the run asks for.
     """
 
     memory: OwnMemory
-    percent: float | None = None
-    gib: float | None = None
-
-    @classmethod
-    def of(cls, planning: PlanSettings, memory: OwnMemory) -> "MemoryLimit":
-        """Return the limit that a run asks for, on ranks with this memory."""
-        return cls(memory, planning.memory_percent, planning.memory_gib)
+    asked: LimitByMemory
 
     @property
     def bytes(self) -> float:
         """The asked bytes."""
-        if self.gib is not None:
-            return self.gib * GIB
-        assert self.percent is not None, "a share or GiB are asked"
-        return self.percent / 100 * self.memory.bytes
+        return self.asked.bytes(self.memory.bytes)
 
     @property
     def room(self) -> float:
@@ -93,26 +75,23 @@ class MemoryLimit:
         if use.peak > use.usable:
             most = MEMORY.write(use.usable)
             return f"tensors can use {most}, so no limit would help; --dry-run says what fits"
-        if self.gib is not None:
-            return f"give {ceil(_STEPS * use.peak / GIB - _NEARLY) / _STEPS:g} GiB or more"
-        return f"give {ceil(100 * use.peak / self.memory.bytes - _NEARLY)} percent or more"
+        return f"give {self.asked.enough(use.peak, self.memory.bytes)} or more"
 
     def in_words(self) -> str:
         """Return the limit in words: flag, bytes, and the memory of which they are a part."""
         most = ""
         if self.bytes > self.memory.usable:
             most = f", of which tensors can use {MEMORY.write(self.memory.usable)}"
-        flag, asked = (PERCENT_FLAG, self.percent) if self.gib is None else (GIB_FLAG, self.gib)
         return (
-            f"{flag} {asked:g}: the limit of a rank is {MEMORY.write(self.bytes)} "
+            f"{self.asked}: the limit of a rank is {MEMORY.write(self.bytes)} "
             f"of the {MEMORY.write(self.memory.bytes)} of {self.memory.named}{most}"
         )
 
 
 def memory_limit_of(config: RunConfig) -> MemoryLimit | None:
     """Return the limit of a run by memory; ``None``: it has none."""
-    planning = config.parallel.planning
-    return MemoryLimit.of(planning, memory_of(config)) if planning.is_limited_by_memory else None
+    asked = config.parallel.planning.limit_by_memory
+    return None if asked is None else MemoryLimit(memory_of(config), asked)
 
 
 def memory_of(config: RunConfig) -> OwnMemory:
@@ -141,5 +120,6 @@ def memory_of(config: RunConfig) -> OwnMemory:
 
 def smallest_memory(config: RunConfig, memories: Sequence[OwnMemory]) -> OwnMemory:
     """Return the memory, of all ranks' memories in their order, that leaves tensors the least."""
-    planning = config.parallel.planning
-    return min(memories, key=lambda own: (MemoryLimit.of(planning, own).room, own.usable))
+    asked = config.parallel.planning.limit_by_memory
+    assert asked is not None, "the run has a limit by memory"
+    return min(memories, key=lambda own: (MemoryLimit(own, asked).room, own.usable))

@@ -13,14 +13,13 @@ from megatron.planning.answer import Answer, Obstacle, Proposal, Seen
 from megatron.planning.asked.question import Question, dry_run_words
 from megatron.planning.asked.unwanted import without
 from megatron.planning.known import NEAR
-from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import CHOSEN, DIMENSIONS, UNSPLIT, VOCABULARY
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found, Way, best_of, by_seconds, distinct
 from megatron.run.edit import Edit, left_out
-from megatron.run.line import Key, Line
-from megatron.run.offload import HOST
+from megatron.run.line import Key, Line, opened
+from megatron.run.offload import HOST, HOST_FLAG
 from megatron.schedules.counted import counted
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.units import MEMORY
@@ -141,7 +140,7 @@ def _without_auto(question: Question) -> Question:
     """
     if HOST.is_open(Line.of(dry_run_words(question, (), 1), question.gpus.count).flags):
         raise ValueError(
-            f"{HOST.flag}: this command tries none of a rank's chunks on the host and all of them, "
+            f"{HOST_FLAG}: this command tries none of a rank's chunks on the host and all of them, "
             "but not half; leave both flags out for that, or give a number"
         )
     given = (

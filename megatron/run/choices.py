@@ -53,8 +53,8 @@ def ways(flags: Flags) -> list[Way]:
         changed = [number for (number, _), own in judged if not own.by_flops]
         compared = [number for (number, _), own in judged if own.by_flops]
         way = Way(
-            tuple(edit for _, choice in combined for edit in choice.edits),
-            tuple(choice.words for _, choice in combined),
+            tuple(edit for (_, choice), _ in judged for edit in choice),
+            tuple(own.words(choice) for (_, choice), own in judged),
             sum(number > 0 for number in changed),
         )
         found.append(((way.changes, *reversed(changed), *compared), way))
@@ -64,14 +64,18 @@ def ways(flags: Flags) -> list[Way]:
 def closed_notes(flags: Flags) -> Iterator[str]:
     """Yield a note for each dimension that is left open, although it has a single choice."""
     for own in DIMENSIONS:
-        if own.is_open(flags) and not own.by_flops and len(own.choices(flags)) == 1:
-            yield f"{own.flag} changes nothing: {own.closed(flags)}"
+        auto = own.auto
+        if auto is None or own.by_flops or not auto.is_open(flags):
+            continue
+        if len(own.choices(flags)) == 1:
+            yield f"{auto.flag} changes nothing: {auto.closed(flags)}"
 
 
 @refuses
 def _belongs_to_one(flags: Flags) -> Iterator[str]:
     """Refuse a file of a plan or of costs, which belongs to one choice in every dimension."""
     for own in DIMENSIONS:
-        if own is not VOCABULARY and own.is_open(flags):
-            for given in given_flags(flags[PlanSettings], "schedule_file", "measured_costs"):
-                yield f"{given} belongs to one run, and {own.flag} compares several: name one"
+        if own.auto is None or own is VOCABULARY or not own.is_open(flags):
+            continue
+        for given in given_flags(flags[PlanSettings], "schedule_file", "measured_costs"):
+            yield f"{given} belongs to one run, and {own.auto.flag} compares several: name one"

@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron.flags.groups import Flags, Reading, declarations, filled
 from megatron.run.command_line import judged, run_of, with_default_batch, without_training
+from megatron.run.dimension import Dimension
 from megatron.run.edit import Choice, Edit, edited
 from megatron.run.run_config import RunConfig
 from megatron.run.topics import DECLARED, GROUPS
@@ -60,10 +61,6 @@ class Line:
         """A key that is equal for lines with the same flags."""
         return frozenset(self.given.items())
 
-    def asks(self, option: str) -> bool:
-        """Return whether the line had a flag before it was edited."""
-        return option in self.given and all(edit.option != option for edit in self.edits)
-
     @property
     def edited_words(self) -> tuple[str, ...]:
         """The words of all edits."""
@@ -83,7 +80,9 @@ class Line:
     def flags(self) -> Flags:
         """The flags, with or without mistakes; no rule judges them."""
         groups = {group: _group(group, _words_of(group, self.given)) for group in GROUPS}
-        return without_training(with_default_batch(Flags(groups, self.world_size, self.given)))
+        chosen = frozenset(edit.option for edit in self.edits)
+        read = Flags(groups, self.world_size, self.given, chosen)
+        return without_training(with_default_batch(read))
 
     @property
     def fault(self) -> str:
@@ -99,6 +98,19 @@ class Line:
         if self.reading.mistakes:
             raise ValueError("\n".join(self.reading.mistakes))
         return run_of(self.reading).on(gpu)
+
+
+def opened(dimensions: Sequence[Dimension], line: Line) -> tuple[Dimension, ...]:
+    """Return the dimensions that the flags of a line do not decide."""
+    return tuple(own for own in dimensions if line.given.keys().isdisjoint(own.closing))
+
+
+def combined(line: Line, dimensions: Sequence[Dimension]) -> list[Line]:
+    """Return the line with every combination of choices; rules may refuse some of them."""
+    lines = [line]
+    for dimension in dimensions:
+        lines = [one.edited(choice) for one in lines for choice in dimension.choices(one.flags)]
+    return lines
 
 
 Words = tuple[tuple[str, tuple[str, ...]], ...]

@@ -5,8 +5,8 @@ from typing import Final
 
 from megatron.flags.groups import Flags
 from megatron.flags.rules import notes_in, refuses
-from megatron.run.dimension import Dimension, NamedChoice
-from megatron.run.edit import Edit, left_out, set_to
+from megatron.run.dimension import Auto, Dimension
+from megatron.run.edit import Choice, Edit, left_out, set_to
 from megatron.run.eight_bits import asks_for_engine
 from megatron.run.parallelism import on_cuda
 from megatron.run.schedule import chunks_of, schedule_of
@@ -16,6 +16,8 @@ from megatron.schedules.settings import OffloadSettings, PlanSettings
 
 OFFLOAD: Final = "--cpu-offload"
 _CHUNKS: Final = "--offload-chunk-num"
+HOST_FLAG: Final = f"{OFFLOAD} {_CHUNKS} auto"
+"""The flags that leave the chunks on the host to the plan."""
 
 
 @refuses
@@ -54,7 +56,7 @@ def _about_cpus(flags: Flags) -> Iterator[str]:
         )
 
 
-def _choices(flags: Flags) -> list[NamedChoice]:
+def _choices(flags: Flags) -> list[Choice]:
     """Return no chunks, half of the chunks of a rank, and all of them.
 
     Where ``auto`` compares schedules, their chunks differ: then one chunk stands for half of them.
@@ -62,14 +64,17 @@ def _choices(flags: Flags) -> list[NamedChoice]:
     schedule = TRAITS[schedule_of(flags)]
     chunks = chunks_of(flags) or schedule.chunks
     half = 1 if schedule.compares else chunks // 2
-    none = NamedChoice((left_out(OFFLOAD), left_out(_CHUNKS)), "nothing on the host")
-    some = [NamedChoice((Edit(OFFLOAD), set_to(_CHUNKS, half)))]
-    return [none, *(some if half else []), NamedChoice((Edit(OFFLOAD), left_out(_CHUNKS)))]
+    some: list[Choice] = [(Edit(OFFLOAD), set_to(_CHUNKS, half))] if half else []
+    none, every = (left_out(OFFLOAD), left_out(_CHUNKS)), (Edit(OFFLOAD), left_out(_CHUNKS))
+    return [none, *some, every]
 
 
 HOST: Final = Dimension(
-    f"{OFFLOAD} {_CHUNKS} auto",
-    lambda flags: flags[OffloadSettings].compares,
+    "activations on the host",
+    "factor",
+    (OFFLOAD, _CHUNKS),
     _choices,
+    auto=Auto(HOST_FLAG, lambda flags: flags[OffloadSettings].compares),
+    nothing="nothing on the host",
 )
 """Activations on the host as a dimension that the plan chooses in."""

@@ -198,10 +198,4 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
 def _planning(flags: Flags) -> PlanSettings:
     """Return how a plan is found, without a limit by memory that no plan depends on."""
     own = flags[PlanSettings]
-    acts = uses_limit(flags)
-    return replace(
-        own,
-        zero_bubble_max_pending_backward=own.memory_limit,
-        zero_bubble_adaptive_memory_limit_percentile=own.memory_percent if acts else None,
-        zero_bubble_memory_limit_gib=own.memory_gib if acts else None,
-    )
+    return own.with_limit(own.limit_by_memory if uses_limit(flags) else None)

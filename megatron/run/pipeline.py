@@ -18,10 +18,7 @@ from megatron.run.schedule import (
     AUTO_FLAG,
     CHUNKS,
     FILE_SCHEDULES,
-    GIB_FLAG,
     LAYOUT,
-    PENDING_FLAG,
-    PERCENT_FLAG,
     Ask,
     chunks_of,
     compares_treatments,
@@ -37,6 +34,7 @@ from megatron.run.schedule import (
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainSettings, batch_share
 from megatron.schedules.catalogue import BLOCK_OPTIONS, OPTIONS, TRAITS, takers
+from megatron.schedules.limits import GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
 from megatron.schedules.plan_file import treatments_of as treatments_of_plan

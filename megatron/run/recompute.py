@@ -5,8 +5,8 @@ from typing import Final
 from megatron.flags.groups import Flags
 from megatron.layers.recompute_settings import AUTO, RecomputeSettings
 from megatron.layers.settings import MLPSettings
-from megatron.run.dimension import Dimension, NamedChoice
-from megatron.run.edit import left_out, set_to
+from megatron.run.dimension import Auto, Dimension
+from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.experts import is_mixture
 
 _GRANULARITY: Final = "--recompute-granularity"
@@ -18,7 +18,7 @@ EVERY_LAYER: Final = "--recompute-granularity full --recompute-method uniform"
 """The flags with which every layer is computed again, from its input."""
 
 
-def _choices(flags: Flags) -> list[NamedChoice]:
+def _choices(flags: Flags) -> list[Choice]:
     """Return no recomputation, that of parts of layers, and that of whole layers.
 
     Parts are those that the flags name. Else they are the norms and activation functions, which
@@ -40,18 +40,23 @@ def _choices(flags: Flags) -> list[NamedChoice]:
         left_out(_MODULES),
     )
     return [
-        NamedChoice(tuple(map(left_out, _FLAGS)), "no recomputation"),
+        tuple(map(left_out, _FLAGS)),
         *(_of_parts(parts) for parts in ([named] if named else [quick, whole])),
-        NamedChoice(full),
+        full,
     ]
 
 
-def _of_parts(parts: tuple[str, ...]) -> NamedChoice:
+def _of_parts(parts: tuple[str, ...]) -> Choice:
     selective = set_to(_GRANULARITY, "selective"), set_to(_MODULES, *parts)
-    return NamedChoice((*selective, left_out(_METHOD), left_out(_LAYERS)))
+    return (*selective, left_out(_METHOD), left_out(_LAYERS))
 
 
 RECOMPUTATION: Final = Dimension(
-    AUTO, lambda flags: flags[RecomputeSettings].recompute_granularity == "auto", _choices
+    "recomputation",
+    "factor",
+    _FLAGS,
+    _choices,
+    auto=Auto(AUTO, lambda flags: flags[RecomputeSettings].recompute_granularity == "auto"),
+    nothing="no recomputation",
 )
 """Recomputation as a dimension that the plan chooses in."""

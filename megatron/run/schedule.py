@@ -12,8 +12,8 @@ from megatron.flags.groups import Flags
 from megatron.model.settings import ShapeSettings
 from megatron.model.stage_settings import StageSettings
 from megatron.parallel.settings import PipelineRankSettings
-from megatron.run.dimension import Dimension, NamedChoice
-from megatron.run.edit import set_to
+from megatron.run.dimension import Auto, Dimension
+from megatron.run.edit import Choice, set_to
 from megatron.run.pairs import pairs_of
 from megatron.run.pipeline_layout import PipelineLayout, readable_layout
 from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULES, TRAITS
@@ -46,16 +46,16 @@ ENDS: Final = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_l
 ACCOUNTS: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 """The flags that count a vocabulary layer as a transformer layer of its stage."""
 
-PERCENT_FLAG: Final = "--zero-bubble-adaptive-memory-limit-percentile"
-"""The flag that limits the microbatches in flight by a share of the memory."""
+_VOCABULARY: Final = "--vocab-parallel"
+ASKING_FOR_TREATMENTS: Final = (
+    _VOCABULARY,
+    "--enable-vocab-parallel",
+    "--use-interlaced-schedule",
+    "--enable-layer-redistribution",
+)
+"""The flags of which each one alone names a treatment."""
 
-GIB_FLAG: Final = "--zero-bubble-memory-limit-gib"
-"""The flag that limits the microbatches in flight by bytes."""
-
-PENDING_FLAG: Final = "--zero-bubble-max-pending-backward"
-"""The flag that limits the microbatches in flight by their number."""
-
-AUTO_FLAG: Final = f"--vocab-parallel {AUTO_TREATMENT}"
+AUTO_FLAG: Final = f"{_VOCABULARY} {AUTO_TREATMENT}"
 COMPARED_TREATMENTS: Final = tuple(name for name in TREATMENTS if name != "naive")
 """The treatments that ``AUTO_FLAG`` compares. It leaves out naive.
 
@@ -109,11 +109,19 @@ def treatments_of(flags: Flags) -> tuple[str, ...]:
     )
 
 
-def _choices(flags: Flags) -> list[NamedChoice]:
-    return [NamedChoice((set_to("--vocab-parallel", name),)) for name in treatments_of(flags)]
+def _choices(flags: Flags) -> list[Choice]:
+    return [(set_to(_VOCABULARY, name),) for name in treatments_of(flags)]
 
 
-VOCABULARY: Final = Dimension(AUTO_FLAG, compares_treatments, _choices, by_flops=True)
+VOCABULARY: Final = Dimension(
+    "vocabulary",
+    "order",
+    (_VOCABULARY,),
+    _choices,
+    closing=ASKING_FOR_TREATMENTS,
+    auto=Auto(AUTO_FLAG, compares_treatments),
+    by_flops=True,
+)
 """The treatment of the vocabulary as a dimension that the plan chooses in."""
 
 
@@ -171,13 +179,6 @@ def uses_limit(flags: Flags) -> bool:
     fills = name in SCHEDULES and SCHEDULES[name].fills
     traits = TRAITS[name]
     return fills or traits.needs_memory_limit or traits.compares or pairs.joins
-
-
-def limiting_flag(planning: PlanSettings) -> str:
-    """Return the flag that limits the microbatches in flight."""
-    if planning.memory_gib is not None:
-        return GIB_FLAG
-    return PENDING_FLAG if planning.memory_percent is None else PERCENT_FLAG
 
 
 def treatments_asked(flags: Flags) -> Iterator[Ask]:

@@ -12,8 +12,8 @@ from megatron.flags.rules import refuses
 from megatron.layers.experts.settings import BalanceSettings
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import TensorRankSettings
-from megatron.run.dimension import Dimension, NamedChoice
-from megatron.run.edit import left_out, set_to
+from megatron.run.dimension import Auto, Dimension
+from megatron.run.edit import Choice, left_out, set_to
 from megatron.run.eight_bit_sizes import fault_of_tokens
 from megatron.run.experts import is_mixture
 from megatron.run.model import sound_model
@@ -113,7 +113,7 @@ def _mistakes(flags: Flags, slices: int, strategy: SliceStrategy) -> Iterator[st
     return (mistake for rule in SLICE_RULES for mistake in rule(asking))
 
 
-def _choices(flags: Flags) -> list[NamedChoice]:
+def _choices(flags: Flags) -> list[Choice]:
     """Return whole microbatches, and the slices that go with the other flags.
 
     Slices of equally many FLOPs come first, if the model has them: with slices of equally many
@@ -128,11 +128,9 @@ def _choices(flags: Flags) -> list[NamedChoice]:
     return found
 
 
-def _choice(slices: int, strategy: SliceStrategy) -> NamedChoice:
+def _choice(slices: int, strategy: SliceStrategy) -> Choice:
     equal = left_out(_STRATEGY)  # slices of equally many tokens are the usual ones
-    return NamedChoice(
-        (set_to(_SPLITS, slices), equal if strategy == "uniform" else set_to(_STRATEGY, strategy))
-    )
+    return set_to(_SPLITS, slices), equal if strategy == "uniform" else set_to(_STRATEGY, strategy)
 
 
 def _closed(flags: Flags) -> str:
@@ -142,9 +140,14 @@ def _closed(flags: Flags) -> str:
 SLICE_RULES: Final[tuple[Rule, ...]] = (_lengths, _rings, _experts, _eight_bits)
 
 SLICES: Final = Dimension(
-    f"{_SPLITS} auto",
-    lambda flags: flags[SliceSettings].num_seq_splits == AUTO,
+    "slices",
+    "order",
+    (_SPLITS, _STRATEGY),
     _choices,
-    _closed,
+    closing=(_SPLITS,),
+    auto=Auto(
+        f"{_SPLITS} auto", lambda flags: flags[SliceSettings].num_seq_splits == AUTO, _closed
+    ),
+    counted=True,
 )
 """Slices as a dimension that the plan chooses in."""

@@ -17,6 +17,7 @@ from megatron.schedules.catalogue import (
     OptionName,
     takers,
 )
+from megatron.schedules.limits import PENDING_FLAG, Gib, LimitByMemory, Percent
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
 DEFAULT_SCHEDULE: Final = "1f1b"
@@ -175,31 +176,46 @@ class PlanSettings:
         return None if given == AUTO else given
 
     @property
-    def memory_percent(self) -> float | None:
-        """Percent of the memory that a rank's tensors may take; ``None``: no such limit.
+    def limit_by_memory(self) -> LimitByMemory | None:
+        """The limit of the bytes that a rank's tensors may take; ``None``: no such limit.
 
         A number of microbatches goes before a percentage, and so does a limit in GiB.
         """
-        if self.memory_limit is not None or self.memory_gib is not None:
+        if self.zero_bubble_memory_limit_gib is not None:
+            return Gib(self.zero_bubble_memory_limit_gib)
+        if self.memory_limit is not None:
             return None
         usual = None if self.zero_bubble_max_pending_backward is None else USUAL_PERCENT
         given = self.zero_bubble_adaptive_memory_limit_percentile
-        return usual if given is None else given
+        percent = usual if given is None else given
+        return None if percent is None else Percent(percent)
 
-    @property
-    def memory_gib(self) -> float | None:
-        """GiB that a rank's tensors may take; ``None``: no such limit."""
-        return self.zero_bubble_memory_limit_gib
+    def with_limit(self, limit: LimitByMemory | None) -> "PlanSettings":
+        """Return the settings with this limit by memory alone, and the word ``auto`` resolved."""
+        return replace(
+            self,
+            zero_bubble_max_pending_backward=self.memory_limit,
+            zero_bubble_adaptive_memory_limit_percentile=(
+                limit.number if isinstance(limit, Percent) else None
+            ),
+            zero_bubble_memory_limit_gib=limit.number if isinstance(limit, Gib) else None,
+        )
 
     @property
     def is_limited_by_memory(self) -> bool:
-        """Whether the bytes of a rank have a limit, as a share of its memory or in GiB."""
-        return self.memory_percent is not None or self.memory_gib is not None
+        """Whether the bytes of a rank have a limit."""
+        return self.limit_by_memory is not None
 
     @property
     def is_limited(self) -> bool:
         """Whether the microbatches in flight have a limit, as a number or by memory."""
         return self.memory_limit is not None or self.is_limited_by_memory
+
+    @property
+    def limiting_flag(self) -> str:
+        """The flag that limits the microbatches in flight."""
+        limit = self.limit_by_memory
+        return PENDING_FLAG if limit is None else limit.flag
 
 
 @dataclass(frozen=True)

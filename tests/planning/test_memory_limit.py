@@ -25,6 +25,7 @@ from megatron.planning.settled import settled
 from megatron.run.own_memory import OwnMemory
 from megatron.run.run_config import RunConfig
 from megatron.schedules.held import in_flight
+from megatron.schedules.limits import Percent
 from megatron.schedules.plan import Plan, plan_of_one
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import GIB, gpu
@@ -224,7 +225,7 @@ def test_tensors_never_get_more_than_they_can_use() -> None:
     memory = RankMemory(count, 1.0, outside=1e6)
     assert limit.use(0, 5.0, memory).room == pytest.approx(0.95 * SMALL - 1e6)
     assert "of which tensors can use 1.9 GiB" in limit.in_words()
-    half = MemoryLimit(OwnMemory(SMALL, 0.95 * SMALL, "GPU"), percent=50)
+    half = MemoryLimit(OwnMemory(SMALL, 0.95 * SMALL, "GPU"), Percent(50))
     assert half.use(0, 5.0, memory).room == SMALL / 2
 
 

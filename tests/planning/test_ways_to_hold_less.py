@@ -25,7 +25,7 @@ def held(line: Line) -> float:
 
 
 def named(line: Line) -> list[str]:
-    choices = MEMORY.choices(line)
+    choices = MEMORY.choices(line.flags)
     return [" ".join(word for edit in choice for word in edit.words) for choice in choices]
 
 
@@ -34,7 +34,7 @@ def test_every_way_on_the_gpu_holds_less_than_those_before_it(activation: str) -
     line = line_of(activation)
     sizes = [
         held(line.edited(choice))
-        for choice in MEMORY.choices(line)
+        for choice in MEMORY.choices(line.flags)
         if not any(edit.option == "--cpu-offload" and edit.values is not None for edit in choice)
     ]
     assert sizes == sorted(sizes, reverse=True)

@@ -201,7 +201,7 @@ def test_products_in_8_bits_may_make_way() -> None:
         eight.line.edited((*same, *choice))
         for own in eight.dimensions
         if own.name == "8 bits"
-        for choice in own.choices(eight.line)
+        for choice in own.choices(eight.line.flags)
     )
     assert eight.words(kept) == ""
     assert eight.words(dropped) == "without --fp8-format --no-fp8-wgrad"

@@ -17,6 +17,7 @@ from megatron.run.command_line import parse
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.run_config import RunConfig
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
+from megatron.schedules.limits import Gib, Percent
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.treatments import TREATMENTS
 from megatron.simulator.costs.gpus import GIB, GPUS
@@ -110,7 +111,9 @@ def test_a_limit_by_memory_acts_or_is_noted(
     found = run(flags)
     planning = found.parallel.planning
     assert found.parallel.pipeline_schedule == schedule
-    assert (planning.memory_limit, planning.memory_percent) == limits
+    microbatches, percent = limits
+    assert planning.memory_limit == microbatches
+    assert planning.limit_by_memory == (None if percent is None else Percent(percent))
     assert [note.split()[0] for note in found.notes] == noted
     assert all("changes nothing" in note for note in found.notes)
 
@@ -131,8 +134,8 @@ def test_a_limit_in_gib_acts_or_is_noted(
     found = run(flags)
     planning = found.parallel.planning
     assert found.parallel.pipeline_schedule == schedule
-    assert (planning.memory_limit, planning.memory_percent) == (None, None)
-    assert planning.memory_gib == gib
+    assert planning.memory_limit is None
+    assert planning.limit_by_memory == (None if gib is None else Gib(gib))
     assert [note.split()[0] for note in found.notes] == noted
 
 

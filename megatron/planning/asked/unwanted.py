@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from megatron.planning.search.dimension import Choices, Dimension
+from megatron.run.dimension import Choices, Dimension
 from megatron.run.edit import Edit
 
 
@@ -66,6 +66,6 @@ def without(dimensions: Sequence[Dimension], unwanted: Sequence[Unwanted]) -> tu
 
 def _left(own: Dimension, unwanted: Sequence[Unwanted]) -> Choices:
     """Return the choices of a dimension without some."""
-    return lambda line: [
-        choice for choice in own.choices(line) if not any(one.is_in(choice) for one in unwanted)
+    return lambda flags: [
+        choice for choice in own.choices(flags) if not any(one.is_in(choice) for one in unwanted)
     ]

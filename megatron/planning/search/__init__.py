@@ -5,8 +5,8 @@ GPUs" ask the same question: which of many runs is the fastest that fits? They h
 
 **Edits.** Another run is this run with some edits of its command line (``run/edit.py``). A
 dimension is one property of a run with its choices, and each choice is a few edits
-(``dimension.py``). A new dimension is one declaration in ``dimensions.py``. The word ``auto`` opens
-a dimension of ``run/choices.py``.
+(``run/dimension.py``). A new dimension is one declaration in ``dimensions.py``. The word ``auto``
+opens a dimension of ``run/choices.py``: the same type, and often the same declaration.
 
 **Looks.** What is known of a run is its seconds, its bytes, and where both come from
 (``planning/known.py``). Each look is closer than the one before, and takes several times its work:

@@ -16,16 +16,14 @@ from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings
 from megatron.planning.known import Known
 from megatron.planning.processes import AHEAD
-from megatron.planning.search.dimension import Dimension, combined
-from megatron.planning.search.dimensions import (
-    ASKING_FOR_SCHEDULES,
-    ASKING_FOR_TREATMENTS,
-    taking,
-)
+from megatron.planning.search.dimensions import ASKING_FOR_SCHEDULES, taking
 from megatron.planning.search.rough import Combination, Factor, Rough, Shape
 from megatron.planning.search.runs import Promise, Runs, promise_of
+from megatron.run.dimension import Dimension
 from megatron.run.edit import Choice, left_out, set_to
-from megatron.run.line import Line
+from megatron.run.line import Line, combined
+from megatron.run.pairs import pairs_of
+from megatron.run.schedule import ASKING_FOR_TREATMENTS
 from megatron.run.train import batch_share
 from megatron.schedules.catalogue import OF_EVERY_SHAPE
 from megatron.schedules.search.watch import Watch
@@ -91,7 +89,7 @@ class Coarse:
         self._placed = [one for line in lines for one in combined(line, self._of("pipeline"))]
         self._ordered.clear()
         factors = self._uncounted()
-        self._expect(line.edited(own) for one, line in factors for own in one.choices(line))
+        self._expect(line.edited(own) for one, line in factors for own in one.choices(line.flags))
         for dimension, line in factors:
             self._count_factor(dimension, line, counting)
 
@@ -100,7 +98,7 @@ class Coarse:
         counted, found = {name for name, _ in self._factors}, list[tuple[Dimension, Line]]()
         for dimension in self.dimensions:
             if dimension.name not in counted and (dimension.kind == "factor" or dimension.counted):
-                numbers = [len(dimension.choices(one)) for one in self._placed]
+                numbers = [len(dimension.choices(one.flags)) for one in self._placed]
                 most = max(numbers, default=1)
                 able = [one for one, own in zip(self._placed, numbers, strict=True) if own == most]
                 if most > 1:
@@ -113,7 +111,9 @@ class Coarse:
         if self._shape_of(combination) not in self._shapes:
             return False
         placed, chosen = self._split(combination)
-        return all(chosen[own.name] in own.choices(placed) for own in self.dimensions if own.later)
+        return all(
+            chosen[own.name] in own.choices(placed.flags) for own in self.dimensions if own.later
+        )
 
     def first(self) -> list[Rough]:
         """Return all layouts with the schedules and treatments that stand for the others."""
@@ -130,7 +130,7 @@ class Coarse:
         found = self._rough(placed, same, list(product(*self._choices("order", placed))))
         order = [tuple(chosen[own.name] for own in self._of("order"))]
         for index, own in enumerate(self._of("factor")):
-            ways = [*same[:index], list(own.choices(placed)), *same[index + 1 :]]
+            ways = [*same[:index], list(own.choices(placed.flags)), *same[index + 1 :]]
             found += self._rough(placed, ways, order)
         return found
 
@@ -141,7 +141,7 @@ class Coarse:
         same = [[chosen[own.name]] for own in self._of("factor")]
         found = list[Rough]()
         for dimension in self._of("shape"):
-            for choice in dimension.choices(placed) if dimension.later else ():
+            for choice in dimension.choices(placed.flags) if dimension.later else ():
                 changed = {**chosen, dimension.name: choice}
                 layout = (*self._of("shape"), *self._of("pipeline"))
                 line = self.line.edited(tuple(one for own in layout for one in changed[own.name]))
@@ -155,7 +155,7 @@ class Coarse:
         same = [[chosen[own.name]] for own in self._of("factor")]
         *others, last = self._of("order")
         before = tuple(chosen[own.name] for own in others)
-        return self._rough(placed, same, [(*before, own) for own in last.choices(placed)])
+        return self._rough(placed, same, [(*before, own) for own in last.choices(placed.flags)])
 
     def _split(self, best: Combination) -> tuple[Line, dict[str, Choice]]:
         """Return the line with the ranks of ``best``, and the choices of ``best`` by dimension."""
@@ -176,7 +176,7 @@ class Coarse:
 
     def _choices(self, kind: str, line: Line) -> list[Sequence[Choice]]:
         """Return all choices of every dimension of a kind."""
-        return [own.choices(line) for own in self._of(kind)]
+        return [own.choices(line.flags) for own in self._of(kind)]
 
     def _standing_in(self, placed: Line) -> list[Combination]:
         """Return the orders of passes that stand for all others on a line's stages.
@@ -186,7 +186,7 @@ class Coarse:
         """
         found: list[Combination] = [()]
         for own in self._of("order"):
-            choices, longer = own.choices(placed), list[Combination]()
+            choices, longer = own.choices(placed.flags), list[Combination]()
             for before in found:
                 able = (one for one in choices if self._is_allowed(placed, *before, one))
                 first = list(islice(able, own.stand_ins)) or choices[: own.stand_ins]
@@ -257,7 +257,7 @@ class Coarse:
     def _count_factor(self, dimension: Dimension, line: Line, counting: Watch) -> None:
         """Count what each choice makes of a shape, relative to the dimension's plain choice."""
         base = self._bounds(line, 1)
-        for choice in dimension.choices(line):
+        for choice in dimension.choices(line.flags):
             own = None if counting.is_over else self._bounds(line.edited(choice), 1)
             if base is not None and own is not None:
                 samples = _samples(line.edited(choice)) / _samples(line)
@@ -270,7 +270,7 @@ class Coarse:
     def _useful(self, dimension: Dimension, line: Line) -> list[Choice]:
         """Return the choices of a factor of which none is slower than one that holds as little."""
         found = list[Choice]()
-        choices = list(dimension.choices(line))
+        choices = list(dimension.choices(line.flags))
         if len(choices) > 1:
             counted = [one for one in choices if (dimension.name, one) in self._factors]
             choices = counted or choices[:1]
@@ -312,22 +312,45 @@ class Coarse:
             combination = self._combinations(placed, chosen)
             for order in self._beside(placed, edits, orders):
                 known = [*factors, *self._factors_of_order(order)]
-                own, in_full = _product(known), _product(known, in_full=True)
                 promise = self._promised(placed, order, stages, batches, micro)
-                kept = own.kept * shape.kept / stages
-                all_kept = in_full.kept * shape.kept / stages
-                held = promise.held * (kept + promise.waiting * (all_kept - kept))
-                seconds = micro * own.seconds * shape.seconds / stages
+                seconds = micro * _product(known).seconds * shape.seconds / stages
                 found.append(
                     Rough(
                         combination(order),
                         (stages, *order),
                         seconds * (batches + promise.bubble),
-                        own.static * (shape.whole / stages + shape.shared) + held,
-                        shape.room,
+                        *self._bytes(shape, known, stages, promise, batches),
                     )
                 )
         return found
+
+    def _bytes(
+        self,
+        shape: Shape,
+        known: Sequence[Factor],
+        stages: int,
+        promise: Promise,
+        microbatches: int,
+    ) -> tuple[float, float]:
+        """Return the bytes of the fullest rank, and the bytes that its tensors may take.
+
+        Args:
+            shape: the shape.
+            known: the factors by which choices change it.
+            stages: pipeline ranks.
+            promise: of the order of passes. Under a limit by memory that the plan may fill, a rank
+                holds as many microbatches as the limit has room for, if there are so many.
+            microbatches: of an iteration.
+        """
+        own, in_full = _product(known), _product(known, in_full=True)
+        kept, all_kept = own.kept * shape.kept / stages, in_full.kept * shape.kept / stages
+        of_one = kept + promise.waiting * (all_kept - kept)
+        static = own.static * (shape.whole / stages + shape.shared)
+        peak = static + promise.held * of_one
+        if promise.limit is None:
+            return peak, shape.room
+        room = min(shape.room, promise.limit.bytes(self.runs.gpu.memory))
+        return max(peak, min(static + microbatches * of_one, room)), room
 
     def _beside(
         self, placed: Line, edits: Choice, orders: Sequence[Combination]
@@ -338,7 +361,7 @@ class Coarse:
             if deciding:
                 key = own.name, placed.edits, deciding
                 if key not in self._able:
-                    self._able[key] = frozenset(own.choices(placed.edited(deciding)))
+                    self._able[key] = frozenset(own.choices(placed.edited(deciding).flags))
                 orders = [each for each in orders if each[at] in self._able[key]]
         return orders
 
@@ -376,7 +399,7 @@ class Coarse:
     def _promised(
         self, line: Line, order: Combination, stages: int, batches: int, micro: int
     ) -> Promise:
-        key = (order, stages, batches)
+        key = (order, stages, batches, pairs_of(line.flags).joins)
         if key not in self._held:
             chosen = line.edited(tuple(edit for choice in order for edit in choice))
             self._held[key] = promise_of(chosen.edited((set_to(_MICRO_BATCH, micro),)))

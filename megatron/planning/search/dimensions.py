@@ -1,27 +1,31 @@
 """What ``plan-pretraining`` chooses: a declaration for each dimension.
 
-To add a dimension, declare it here and list it in ``DIMENSIONS``.
+To add a dimension, declare it here and list it in ``DIMENSIONS``. A dimension that ``auto`` knows
+too stands in the file of its topic; here it gets the choices that suit a search of layouts.
 """
 
 from collections.abc import Sequence
 from math import gcd, prod
 from typing import Final
 
+from megatron.flags.groups import Flags
 from megatron.layers.experts.settings import ExpertSettings
 from megatron.layers.settings import MLPSettings
 from megatron.model.settings import ShapeSettings
 from megatron.parallel.context import CONTEXT_EXCHANGES
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings, TensorRankSettings
-from megatron.planning.search.dimension import Choices, Dimension, Kind
 from megatron.run.cluster import known_gpu, linked_ranks, ranks_of_machine
+from megatron.run.context_exchange import EXCHANGE as EXCHANGE_OF_AUTO
+from megatron.run.dimension import Choices, Dimension, Kind
 from megatron.run.edit import Choice, Edit, left_out, set_to
 from megatron.run.expert_ranks import sizes_of_experts
 from megatron.run.experts import is_mixture
 from megatron.run.line import Line
 from megatron.run.pairs import pairs_of
 from megatron.run.schedule import COMPARED_TREATMENTS
-from megatron.run.slices import SLICES as WAYS_TO_CUT
+from megatron.run.schedule import VOCABULARY as VOCABULARY_OF_AUTO
+from megatron.run.slices import SLICES as SLICES_OF_AUTO
 from megatron.run.train import TrainSettings
 from megatron.schedules.catalogue import (
     OF_EVERY_SHAPE,
@@ -56,10 +60,10 @@ def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def _tensor(line: Line) -> Sequence[Choice]:
+def _tensor(flags: Flags) -> Sequence[Choice]:
     """Return the sizes up to a machine; beyond it every activation would cross the network."""
-    linked = linked_ranks(line.world_size, ranks_of_machine(line.flags), known_gpu(line.flags))
-    ranks = _replicas(line, "tensor")
+    linked = linked_ranks(flags.world_size, ranks_of_machine(flags), known_gpu(flags))
+    ranks = _replicas(flags, "tensor")
     return [
         (
             set_to("--tensor-model-parallel-size", size),
@@ -70,18 +74,18 @@ def _tensor(line: Line) -> Sequence[Choice]:
     ]
 
 
-def _replicas(line: Line, apart: str = "") -> int:
-    """Return the replicas of a line whose size of the axis ``apart`` is 1; 0: too few ranks."""
+def _replicas(flags: Flags, apart: str = "") -> int:
+    """Return the replicas of a job whose size of the axis ``apart`` is 1; 0: too few ranks."""
     sizes = {
-        "tensor": line.flags[TensorRankSettings].size,
-        "context": line.flags[ContextRankSettings].size,
-        "pipeline": line.flags[PipelineRankSettings].size,
+        "tensor": flags[TensorRankSettings].size,
+        "context": flags[ContextRankSettings].size,
+        "pipeline": flags[PipelineRankSettings].size,
     }
-    return line.world_size // prod(size for name, size in sizes.items() if name != apart)
+    return flags.world_size // prod(size for name, size in sizes.items() if name != apart)
 
 
-def _context(line: Line) -> Sequence[Choice]:
-    most, ranks = line.flags[ShapeSettings].seq_length // _LEAST_TOKENS, _replicas(line, "context")
+def _context(flags: Flags) -> Sequence[Choice]:
+    most, ranks = flags[ShapeSettings].seq_length // _LEAST_TOKENS, _replicas(flags, "context")
     return [
         (set_to("--context-parallel-size", size),)
         for size in _powers_of_two(max(1, most))
@@ -89,40 +93,40 @@ def _context(line: Line) -> Sequence[Choice]:
     ]
 
 
-def _exchange(line: Line) -> Sequence[Choice]:
-    if line.flags[ContextRankSettings].size == 1:
+def _exchange(flags: Flags) -> Sequence[Choice]:
+    if flags[ContextRankSettings].size == 1:
         return [()]
     names = [name for name, facts in CONTEXT_EXCHANGES.items() if not facts.in_levels]
     return [(set_to("--cp-comm-type", name),) for name in names]
 
 
-def _expert_tensor(line: Line) -> Sequence[Choice]:
+def _expert_tensor(flags: Flags) -> Sequence[Choice]:
     """Return whole experts, and experts whose columns all tensor-parallel ranks share."""
-    if not is_mixture(line.flags):
+    if not is_mixture(flags):
         return [()]
-    sizes = dict.fromkeys((1, line.flags[TensorRankSettings].size))
+    sizes = dict.fromkeys((1, flags[TensorRankSettings].size))
     return [(set_to(_SHARED_EXPERT, size),) for size in sizes]
 
 
-def _experts(line: Line) -> Sequence[Choice]:
+def _experts(flags: Flags) -> Sequence[Choice]:
     """Return the numbers of ranks over which the experts of a layer are spread."""
-    experts = line.flags[ExpertSettings].num_experts
-    if not is_mixture(line.flags) or experts is None:
+    experts = flags[ExpertSettings].num_experts
+    if not is_mixture(flags) or experts is None:
         return [()]
-    _, shared = sizes_of_experts(line.flags)
-    most = min(gcd(experts, line.world_size // shared), _MOST_EXPERT_RANKS)
+    _, shared = sizes_of_experts(flags)
+    most = min(gcd(experts, flags.world_size // shared), _MOST_EXPERT_RANKS)
     sizes = sorted(_powers_of_two(most), reverse=True)[: _EXPERT_SIZES if shared == 1 else 2]
     return [(set_to("--expert-model-parallel-size", size),) for size in sizes]
 
 
-def _dispatcher(line: Line) -> Sequence[Choice]:
+def _dispatcher(flags: Flags) -> Sequence[Choice]:
     """Return the ways in which tokens come to experts on other ranks without a package."""
-    if not is_mixture(line.flags) or sizes_of_experts(line.flags)[0] == 1:
+    if not is_mixture(flags) or sizes_of_experts(flags)[0] == 1:
         return [()]
     return [(set_to(_DISPATCHER, name),) for name in ("allgather", "alltoall")]
 
 
-def _pairs(line: Line) -> Sequence[Choice]:
+def _pairs(flags: Flags) -> Sequence[Choice]:
     """Return passes one after the other, and pairs where ranks share layers or experts.
 
     Pairs of slices are tried only if the user has named the slices: every slice makes their plans
@@ -130,18 +134,18 @@ def _pairs(line: Line) -> Sequence[Choice]:
     """
     apart: Choice = tuple(map(left_out, _PAIRS))
     shares = {
-        _PAIRS[0]: line.flags[TensorRankSettings].size > 1,
-        _PAIRS[1]: is_mixture(line.flags) and sizes_of_experts(line.flags)[0] > 1,
+        _PAIRS[0]: flags[TensorRankSettings].size > 1,
+        _PAIRS[1]: is_mixture(flags) and sizes_of_experts(flags)[0] > 1,
     }
-    chosen_slices = line.flags[SliceSettings].num_seq_splits != 1 and not line.asks(_SPLITS)
+    chosen_slices = flags[SliceSettings].num_seq_splits != 1 and not flags.asks(_SPLITS)
     if not any(shares.values()) or chosen_slices:
         return [apart]
     joined = tuple(Edit(option) if own else left_out(option) for option, own in shares.items())
     return [apart, joined]
 
 
-def _pipeline(line: Line) -> Sequence[Choice]:
-    ranks, layers = _replicas(line, "pipeline"), line.flags[ShapeSettings].num_layers
+def _pipeline(flags: Flags) -> Sequence[Choice]:
+    ranks, layers = _replicas(flags, "pipeline"), flags[ShapeSettings].num_layers
     return [
         (set_to("--pipeline-model-parallel-size", size),)
         for size in _divisors(ranks)
@@ -154,48 +158,48 @@ def _can_spread(layers: int, stages: int) -> bool:
     return stages <= layers and -(-layers // stages) * stages <= _UNEVEN * layers
 
 
-def _micro_batch(line: Line) -> Sequence[Choice]:
+def _micro_batch(flags: Flags) -> Sequence[Choice]:
     """Return micro batches that divide a replica's share, those with about ``_TOKENS`` first."""
-    share, rest = divmod(line.flags[TrainSettings].global_batch_size or 1, max(1, _replicas(line)))
+    share, rest = divmod(flags[TrainSettings].global_batch_size or 1, max(1, _replicas(flags)))
     if rest:
         return [(set_to("--micro-batch-size", 1),)]
-    tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size
+    tokens = flags[ShapeSettings].seq_length // flags[ContextRankSettings].size
     able = [size for size in (1, 2, 4, 8) if share % size == 0 and size * tokens <= 2 * _TOKENS]
     able.sort(key=lambda size: (abs(size * tokens - _TOKENS), size))
     return [(set_to("--micro-batch-size", size),) for size in able or [1]]
 
 
-def _slices(line: Line) -> Sequence[Choice]:
-    """Return whole microbatches, and beside stages the slices that go with the line's exchange.
+def _slices(flags: Flags) -> Sequence[Choice]:
+    """Return whole microbatches, and beside stages the slices that go with the exchange.
 
     Beside pairs microbatches are whole, unless the user has named the pairs (``_pairs``).
     """
     whole: Choice = (left_out(_SPLITS), left_out(_STRATEGY))
-    if line.flags[PipelineRankSettings].size == 1:  # no rank idles, and slices hold more
+    if flags[PipelineRankSettings].size == 1:  # no rank idles, and slices hold more
         return [whole]
-    if pairs_of(line.flags).joins and not any(map(line.asks, _PAIRS)):
+    if pairs_of(flags).joins and not any(map(flags.asks, _PAIRS)):
         return [whole]
-    tokens = line.flags[ShapeSettings].seq_length // line.flags[ContextRankSettings].size
+    tokens = flags[ShapeSettings].seq_length // flags[ContextRankSettings].size
     most = tokens // _LEAST_TOKENS
-    cut = [way.edits for way in WAYS_TO_CUT.choices(line.flags)[1:]]
+    cut = SLICES_OF_AUTO.choices(flags)[1:]
     return [whole, *(edits for edits in cut if int((edits[0].values or "1")[0]) <= most)]
 
 
-def _names_of_schedules(line: Line) -> Sequence[str]:
+def _names_of_schedules(flags: Flags) -> Sequence[str]:
     """Return the schedules that take all options that the user gives, the most promising first."""
-    ranks = line.flags[PipelineRankSettings].size
+    ranks = flags[PipelineRankSettings].size
     names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES) if ranks > 1 else OF_EVERY_SHAPE[:1])
-    asked = [own for own in OPTIONS.values() if line.asks(own.flag)]
-    if not all(own.allows(line.given[own.flag][0], ranks) for own in asked):
+    asked = [own for own in OPTIONS.values() if flags.asks(own.flag)]
+    if not all(own.allows(flags.given[own.flag][0], ranks) for own in asked):
         return []
     return [name for name in names if SCHEDULES[name].flags.issuperset(own.flag for own in asked)]
 
 
-def _schedule(line: Line) -> Sequence[Choice]:
+def _schedule(flags: Flags) -> Sequence[Choice]:
     """Return the schedules with their chunks, the most promising first."""
-    ranks, layers = line.flags[PipelineRankSettings].size, line.flags[ShapeSettings].num_layers
+    ranks, layers = flags[PipelineRankSettings].size, flags[ShapeSettings].num_layers
     found = list[tuple[bool, Choice]]()
-    for name in _names_of_schedules(line):
+    for name in _names_of_schedules(flags):
         known = SCHEDULES[name]
         counts = [known.chunks]
         if known.takes_chunks:
@@ -229,17 +233,17 @@ def _named(name: str, chunks: int | None, *, spread: bool) -> Choice:
     )
 
 
-def _treatment(line: Line) -> Sequence[Choice]:
+def _treatment(flags: Flags) -> Sequence[Choice]:
     """Return all treatments; without stages there is nothing to spread the vocabulary over."""
-    if line.flags[PipelineRankSettings].size == 1:
+    if flags[PipelineRankSettings].size == 1:
         return [(set_to(_VOCABULARY, DEFAULT_TREATMENT),)]
     return [(set_to(_VOCABULARY, name),) for name in _TREATMENTS]
 
 
-def _whole_vocabulary(line: Line) -> Sequence[Choice]:
+def _whole_vocabulary(flags: Flags) -> Sequence[Choice]:
     """Return the treatments that leave the vocabulary layers whole."""
     whole = {name for name in _TREATMENTS if not TREATMENTS[name].is_sharded}
-    return [own for own in _treatment(line) if own[0].values and own[0].values[0] in whole]
+    return [own for own in _treatment(flags) if own[0].values and own[0].values[0] in whole]
 
 
 _SHARED_EXPERT: Final = "--expert-tensor-parallel-size"
@@ -291,14 +295,14 @@ def last_resorts(line: Line) -> int:
     return sum(edit.option in LAST_RESORTS and edit.values is not None for edit in line.edits)
 
 
-def _beside(line: Line, way: Choice) -> Choice:
+def _beside(flags: Flags, way: Choice) -> Choice:
     """Return a way to hold less without edits of the user's ways, and without flags of other ways.
 
     Args:
-        line: the line.
+        flags: the flags.
         way: the edits of the way.
     """
-    free = [option for group in _GROUPS if not any(map(line.asks, group)) for option in group]
+    free = [option for group in _GROUPS if not any(map(flags.asks, group)) for option in group]
     own = [edit for edit in way if edit.option in free]
     named = {edit.option for edit in own}
     return (*(left_out(option) for option in free if option not in named), *own)
@@ -311,12 +315,10 @@ def _selective(*names: str) -> Choice:
     )
 
 
-def _memory(line: Line) -> Sequence[Choice]:
+def _memory(flags: Flags) -> Sequence[Choice]:
     """Return ways to hold less, about the fastest first; most hold less than the ones before."""
-    mixture = is_mixture(line.flags)
-    active = ["mlp_act"] * (line.flags[MLPSettings].activation != "squared_relu") + [
-        "moe_act"
-    ] * mixture
+    mixture = is_mixture(flags)
+    active = ["mlp_act"] * (flags[MLPSettings].activation != "squared_relu") + ["moe_act"] * mixture
     quick, cheap = _selective("layernorm"), _selective("layernorm", *active)
     dear = _selective("layernorm", "mlp", *(["moe"] if mixture else []))
     whole = (
@@ -335,7 +337,7 @@ def _memory(line: Line) -> Sequence[Choice]:
         (*cheap, *narrow, _HOST),
         (*whole, *narrow, _HOST),
     )
-    return list(dict.fromkeys(_beside(line, way) for way in ways))
+    return list(dict.fromkeys(_beside(flags, way) for way in ways))
 
 
 def _own(name: str, kind: Kind, choices: Choices, *options: str) -> Dimension:
@@ -356,12 +358,6 @@ ASKING_FOR_SCHEDULES: Final = (
     "--enable-zero-bubble",
     "--zero-bubble-v-schedule",
 )
-ASKING_FOR_TREATMENTS: Final = (
-    _VOCABULARY,
-    "--enable-vocab-parallel",
-    "--use-interlaced-schedule",
-    "--enable-layer-redistribution",
-)
 
 TENSOR: Final = _own(
     "tensor ranks", "shape", _tensor, "--tensor-model-parallel-size", "--sequence-parallel"
@@ -374,30 +370,25 @@ EXPERTS: Final = _own("expert ranks", "shape", _experts, "--expert-model-paralle
 PAIRS: Final = _own("pairs of passes", "shape", _pairs, *_PAIRS)._replace(later=True)
 PIPELINE: Final = _own("pipeline ranks", "pipeline", _pipeline, "--pipeline-model-parallel-size")
 MICRO_BATCH: Final = _own("micro batch", "factor", _micro_batch, "--micro-batch-size")
-EXCHANGE: Final = _own("exchange of context ranks", "factor", _exchange, "--cp-comm-type")
+EXCHANGE: Final = EXCHANGE_OF_AUTO._replace(choices=_exchange)
 DISPATCHER: Final = _own("dispatcher of tokens", "factor", _dispatcher, _DISPATCHER)._replace(
     later=True
 )
 MEMORY: Final = Dimension(
-    "memory", "factor", tuple(option for group in _GROUPS for option in group), _memory, ()
+    "memory", "factor", tuple(option for group in _GROUPS for option in group), _memory
 )
-SLICES: Final = Dimension(
-    "slices",
-    "order",
-    (_SPLITS, _STRATEGY),
-    _slices,
-    (_SPLITS,),
-    stand_ins=4,
-    counted=True,
-    beside=EXCHANGE.options,
-    later=True,
+SLICES: Final = SLICES_OF_AUTO._replace(
+    choices=_slices, stand_ins=4, beside=EXCHANGE.options, later=True
 )
 SCHEDULE: Final = Dimension(
-    "schedule", "order", _SCHEDULE_FLAGS, _schedule, ASKING_FOR_SCHEDULES, len(TRIED_FIRST)
+    "schedule",
+    "order",
+    _SCHEDULE_FLAGS,
+    _schedule,
+    ASKING_FOR_SCHEDULES,
+    stand_ins=len(TRIED_FIRST),
 )
-VOCABULARY: Final = Dimension(
-    "vocabulary", "order", (_VOCABULARY,), _treatment, ASKING_FOR_TREATMENTS
-)
+VOCABULARY: Final = VOCABULARY_OF_AUTO._replace(choices=_treatment)
 WHOLE_VOCABULARY: Final = VOCABULARY._replace(choices=_whole_vocabulary)
 
 LAYOUT: Final = (

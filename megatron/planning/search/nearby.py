@@ -10,12 +10,10 @@ from functools import partial
 from typing import Final
 
 from megatron.flags.declare import option_of
-from megatron.flags.groups import declarations
+from megatron.flags.groups import Flags, declarations
 from megatron.layers.eight_bit_settings import EightBitSettings
-from megatron.planning.search.dimension import Dimension
 from megatron.planning.search.dimensions import (
     ASKING_FOR_SCHEDULES,
-    ASKING_FOR_TREATMENTS,
     EXCHANGE,
     MEMORY,
     MICRO_BATCH,
@@ -24,11 +22,17 @@ from megatron.planning.search.dimensions import (
     SLICES,
     VOCABULARY,
 )
+from megatron.run.dimension import Dimension
 from megatron.run.edit import Choice, left_out
 from megatron.run.line import Line
 from megatron.run.run_config import RunConfig
-from megatron.run.schedule import ACCOUNTS, ENDS, GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
+from megatron.run.schedule import (
+    ACCOUNTS,
+    ASKING_FOR_TREATMENTS,
+    ENDS,
+)
 from megatron.schedules.catalogue import OPTION_FLAGS
+from megatron.schedules.limits import GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
 
 _EIGHT: Final = tuple(own.option for own in declarations(EightBitSettings))
 _NAMING_SCHEDULES: Final = (
@@ -52,18 +56,18 @@ _GROWING: Final = ("--rampup-batch-size", "--batch-size-steps", "--step-batch-si
 """Flags of growing batches; a run must fit with its largest batch."""
 
 
-def _without_eight_bits(line: Line) -> Sequence[Choice]:
-    """Return products in 8 bits, if the line has them, and products in 16 bits.
+def _without_eight_bits(flags: Flags) -> Sequence[Choice]:
+    """Return products in 8 bits, if flags ask for them, and products in 16 bits.
 
     Products in 8 bits keep tensors of their own.
     """
-    given = [option for option in _EIGHT if option in line.given]
+    given = [option for option in _EIGHT if option in flags.given]
     return [(), tuple(map(left_out, given))] if given else [()]
 
 
-def _dividing(size: int, line: Line) -> Sequence[Choice]:
+def _dividing(size: int, flags: Flags) -> Sequence[Choice]:
     """Return the micro batches that divide one of a ``size``, and so all sizes of a batch."""
-    return [own for own in MICRO_BATCH.choices(line) if size % _size(own) == 0]
+    return [own for own in MICRO_BATCH.choices(flags) if size % _size(own) == 0]
 
 
 def _size(choice: Choice) -> int:
@@ -71,7 +75,7 @@ def _size(choice: Choice) -> int:
     return int(words[0]) if words else 1
 
 
-EIGHT_BITS: Final = Dimension("8 bits", "factor", _EIGHT, _without_eight_bits, ())
+EIGHT_BITS: Final = Dimension("8 bits", "factor", _EIGHT, _without_eight_bits)
 
 _DIMENSIONS: Final = tuple(
     own._replace(closing=())  # the user's choice has been tried, and does not fit

@@ -16,10 +16,11 @@ from megatron.planning.processes import Workers
 from megatron.planning.run_plan import asked
 from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
-from megatron.run.schedule import chunks_of, schedule_of, treatment_of
+from megatron.run.schedule import chunks_of, schedule_of, treatment_of, uses_limit
 from megatron.run.train import batch_share
 from megatron.schedules.catalogue import OPTIONS, SCHEDULES
 from megatron.schedules.from_block import promised
+from megatron.schedules.limits import LimitByMemory
 from megatron.schedules.request import Request
 from megatron.schedules.search.watch import Watch
 from megatron.schedules.settings import PlanSettings, SliceSettings
@@ -264,11 +265,14 @@ class Promise(NamedTuple):
         bubble: microbatches that would fill a rank's idle time, about.
         waiting: share of the held activations that wait for W, about. Their layers have been
             computed again, so no recomputation makes these activations fewer.
+        limit: the limit by memory that a plan may fill beyond ``held``; ``None``: there is no
+            limit, or the schedule does not heed it.
     """
 
     held: float
     bubble: float
     waiting: float = 0.0
+    limit: LimitByMemory | None = None
 
 
 def promise_of(line: Line) -> Promise:
@@ -279,8 +283,9 @@ def promise_of(line: Line) -> Promise:
     flags = line.flags
     name, microbatches = schedule_of(flags), max(1, batch_share(flags).microbatches)
     known, ranks = SCHEDULES.get(name), flags[PipelineRankSettings].size
+    limit = flags[PlanSettings].limit_by_memory if uses_limit(flags) else None
     if known is None:
-        return Promise(min(ranks, microbatches), 0.0)
+        return Promise(min(ranks, microbatches), 0.0, limit=limit)
     chunks = chunks_of(flags) if known.takes_chunks else None
     options = flags[PlanSettings].block_options(name)
     request = Request(
@@ -296,4 +301,4 @@ def promise_of(line: Line) -> Promise:
     held = max(1.0, min(promised(request, request.catalogued), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more
     bubble = known.rough_bubble(ranks, chunks or known.chunks, microbatches * request.slices)
-    return Promise(held, bubble / request.slices, waiting)
+    return Promise(held, bubble / request.slices, waiting, limit)

@@ -17,13 +17,13 @@ from typing import Final
 from megatron.planning.candidate import Candidate
 from megatron.planning.known import Known, costs
 from megatron.planning.search.coarse import Coarse
-from megatron.planning.search.dimension import Dimension, opened
 from megatron.planning.search.expected import Expected
 from megatron.planning.search.rough import Combination, Ordering, Rough
 from megatron.planning.search.runs import Runs
 from megatron.planning.search.ways import Found, Way, best_first, best_of, by_seconds, varied
+from megatron.run.dimension import Dimension
 from megatron.run.edit import Choice
-from megatron.run.line import Key, Line
+from megatron.run.line import Key, Line, opened
 from megatron.schedules.search.fastest import look_closer
 from megatron.schedules.search.watch import Watch
 from megatron.simulator.costs.gpus import Gpu

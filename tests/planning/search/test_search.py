@@ -14,7 +14,6 @@ from megatron.planning.launch_line import launch_line
 from megatron.planning.propose import propose
 from megatron.planning.search import dimensions
 from megatron.planning.search.coarse import Coarse
-from megatron.planning.search.dimension import opened
 from megatron.planning.search.dimensions import (
     DIMENSIONS,
     EXPERT_TENSOR,
@@ -36,7 +35,7 @@ from megatron.planning.search.search import Search
 from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
 from megatron.run.edit import Edit, left_out, set_to
-from megatron.run.line import Line
+from megatron.run.line import Line, opened
 from megatron.schedules.catalogue import OPTION_FLAGS, OPTIONS
 from megatron.schedules.catalogue import SCHEDULES as ALL_SCHEDULES
 from megatron.schedules.costs import Costs
@@ -55,10 +54,10 @@ LINE = (
 )
 WORDS = LINE.split()
 SCHEDULES = SCHEDULE._replace(
-    choices=lambda line: [
+    choices=lambda flags: [
         (set_to("--pipeline-schedule", name),)
         for name in (
-            ["1f1b"] if line.flags[PipelineRankSettings].size == 1 else ["zb-v", "1f1b", "v-min"]
+            ["1f1b"] if flags[PipelineRankSettings].size == 1 else ["zb-v", "1f1b", "v-min"]
         )
     ]
 )
@@ -85,7 +84,7 @@ def seconds_of_all(memory: float) -> list[float]:
     gpu = replace(H100, memory=memory * GIB)
     runs, lines = Runs(gpu), [line()]
     for dimension in (TENSOR, PIPELINE, MICRO_BATCH, SCHEDULES, VOCABULARY):
-        lines = [one.edited(own) for one in lines for own in dimension.choices(one)]
+        lines = [one.edited(own) for one in lines for own in dimension.choices(one.flags)]
     found = []
     for one in lines:
         if not one.fault:
@@ -169,7 +168,7 @@ def test_every_way_to_ask_for_a_property_closes_it(words: str, closed: set[str])
 def test_a_way_to_hold_less_that_the_line_decides_is_left_as_it_is() -> None:
     def words(*given: str) -> list[tuple[str, ...]]:
         start = line(*given)
-        return [start.edited(own).edited_words for own in MEMORY.choices(start)]
+        return [start.edited(own).edited_words for own in MEMORY.choices(start.flags)]
 
     assert any("bf16" in own and "--vocab-recompute" in own for own in words())
     wide = words("--main-grads-dtype", "fp32", "--use-precision-aware-optimizer")
@@ -308,9 +307,9 @@ def test_what_a_user_says_of_shared_experts_leaves_expert_ranks_open(shared: int
     assert {EXPERT_TENSOR, EXPERTS} - {*opened(DIMENSIONS, given)} == (
         set() if shared is None else {EXPERT_TENSOR}
     )
-    sizes = {own[0].values for own in EXPERTS.choices(given)}
+    sizes = {own[0].values for own in EXPERTS.choices(given.flags)}
     assert sizes == ({("4",), ("2",), ("1",)} if shared == 1 else {("2",), ("1",)})
-    chosen = {own[0].values for own in EXPERT_TENSOR.choices(given)}
+    chosen = {own[0].values for own in EXPERT_TENSOR.choices(given.flags)}
     assert chosen == {("1",), ("2",)}
 
 
@@ -329,7 +328,7 @@ def test_the_dimension_of_the_page_on_extending_takes_what_a_dry_run_of_each_cho
     given = given.edited((set_to("--vocab-parallel", "vocab-2"),))
     small = replace(H100, memory=24 * GIB)
     runs = Runs(small)
-    by_hand = [runs.plan(given.edited(own))[0] for own in names["_parts_again"](given)]
+    by_hand = [runs.plan(given.edited(own))[0] for own in names["_parts_again"](given.flags)]
     assert {known.fits for known in by_hand} == {False, True}
     found = Search(small, (names["PARTS_AGAIN"],)).run(given)
     assert found.taken is not None
@@ -370,7 +369,7 @@ def test_all_choices_of_all_dimensions_can_be_read() -> None:
             (set_to("--pipeline-model-parallel-size", 2), set_to("--micro-batch-size", 1))
         )
         for dimension in {*DIMENSIONS, *UNSPLIT}:
-            faults = [placed.edited(own).fault for own in dimension.choices(placed)]
+            faults = [placed.edited(own).fault for own in dimension.choices(placed.flags)]
             assert not all(faults), (dimension.name, faults)
 
 
@@ -429,9 +428,9 @@ def test_slices_hold_and_idle_less_as_published(slices: int, barriers: int) -> N
             set_to("--num-seq-splits", slices),
         )
     )
-    held, bubble, waits = promise_of(placed)
-    assert (held, bubble) == ((slices + 3 + barriers) / slices, 3 / slices)
-    assert not waits
+    promise = promise_of(placed)
+    assert (promise.held, promise.bubble) == ((slices + 3 + barriers) / slices, 3 / slices)
+    assert not promise.waiting
 
 
 def test_every_dimension_has_flags_of_its_own() -> None:
@@ -445,7 +444,7 @@ def test_edits_of_a_dimension_stay_within_its_flags() -> None:
         (set_to("--pipeline-model-parallel-size", 2), set_to("--micro-batch-size", 1))
     )
     for dimension in DIMENSIONS:
-        for choice in dimension.choices(placed):
+        for choice in dimension.choices(placed.flags):
             assert {edit.option for edit in choice} <= set(dimension.options)
     assert left_out("--vocab-recompute").words == ()
 
@@ -455,10 +454,12 @@ def test_slices_and_pairs_are_tried_together_only_where_the_user_names_one() -> 
     sized = [*LONG, *shared, "--pipeline-model-parallel-size", "2"]
     given, joined = Line.of(sized, 4), Edit("--tp-comm-overlap")
     cut = set_to("--num-seq-splits", 2)
-    assert len(SLICES.choices(given)) > len(SLICES.choices(given.edited((joined,)))) == 1
-    assert len(PAIRS.choices(given)) > len(PAIRS.choices(given.edited((cut,)))) == 1
-    assert len(SLICES.choices(Line.of([*sized, *joined.words], 4))) > 1
-    assert len(PAIRS.choices(Line.of([*sized, *cut.words], 4))) > 1
+    assert (
+        len(SLICES.choices(given.flags)) > len(SLICES.choices(given.edited((joined,)).flags)) == 1
+    )
+    assert len(PAIRS.choices(given.flags)) > len(PAIRS.choices(given.edited((cut,)).flags)) == 1
+    assert len(SLICES.choices(Line.of([*sized, *joined.words], 4).flags)) > 1
+    assert len(PAIRS.choices(Line.of([*sized, *cut.words], 4).flags)) > 1
 
 
 def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None:
@@ -466,7 +467,8 @@ def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None
     sizes = {size: set_to("--pipeline-model-parallel-size", size) for size in (1, 2, 4)}
     names = {
         size: {
-            dict(own)["--pipeline-schedule"] for own in SCHEDULE.choices(grouped.edited((edit,)))
+            dict(own)["--pipeline-schedule"]
+            for own in SCHEDULE.choices(grouped.edited((edit,)).flags)
         }
         for size, edit in sizes.items()
     }

@@ -12,12 +12,15 @@ from megatron.planning.candidate import Candidate
 from megatron.planning.known import NEAR, Known, Level
 from megatron.planning.run_memory import Fullest
 from megatron.planning.search.coarse import Coarse
-from megatron.planning.search.dimension import Dimension, combined, opened
 from megatron.planning.search.dimensions import DIMENSIONS, PIPELINE, SLICES, UNSPLIT
+from megatron.planning.search.expected import Expected
+from megatron.planning.search.rough import Rough
 from megatron.planning.search.runs import Runs, promise_of
 from megatron.planning.search.search import ESTIMATES, LATER_ESTIMATES, Search
+from megatron.run.dimension import Dimension
 from megatron.run.edit import set_to
-from megatron.run.line import Line
+from megatron.run.line import Line, combined, opened
+from megatron.schedules.limits import GIB_FLAG, PERCENT_FLAG
 from megatron.simulator.costs.gpus import GIB, GPUS
 
 H100 = GPUS["H100"]
@@ -92,7 +95,7 @@ def test_every_shape_and_every_choice_is_counted_once(ranks: int, more: list[str
     shapes = combined(asked, [own for own in early if own.kind == "shape"])
     factors = [own for own in dimensions if own.kind == "factor" or own.counted]
     # of a factor: all its choices, and the line beside which they are judged
-    most = sum(1 + max(len(own.choices(one)) for one in shapes) + 3 for own in factors)
+    most = sum(1 + max(len(own.choices(one.flags)) for one in shapes) + 3 for own in factors)
     coarse = Coarse(asked, early, runs, {})
     coarse.count()
     coarse.dimensions = dimensions
@@ -186,6 +189,39 @@ def test_micro_batches_are_counted_where_replicas_have_them() -> None:
     coarse.count()
     stages = {own.ordering[0] for own in coarse.first()}
     assert 9 in stages
+
+
+@pytest.mark.parametrize("gib", [20, 40, 79])
+@pytest.mark.parametrize("share", [False, True])
+def test_rough_counts_heed_a_limit_by_memory_where_plans_do(gib: int, share: bool) -> None:
+    """zb-v fills a limit, and is passed over if it holds more; 1F1B knows no limit."""
+
+    def rough(*limit: str) -> dict[str, Rough]:
+        sizes = "--tensor-model-parallel-size", "1", "--context-parallel-size", "1"
+        given = line(4, *sizes, "--micro-batch-size", "1", "--vocab-parallel", "none", *limit)
+        coarse = Coarse(given, (PIPELINE, names), InventedRuns(), {})
+        coarse.count()
+        four = [own for own in coarse.first() if own.ordering[0] == 4]
+        return {own.choices[1][0].words[-1]: own for own in four}
+
+    names = Dimension(
+        "schedule",
+        "order",
+        ("--pipeline-schedule",),
+        lambda flags: [(set_to("--pipeline-schedule", name),) for name in ("zb-v", "1f1b")],
+        stand_ins=2,
+    )
+    given = f"{100 * gib * GIB / H100.memory:g}" if share else str(gib)
+    free, limited = rough(), rough(PERCENT_FLAG if share else GIB_FLAG, given)
+    assert limited["1f1b"] == free["1f1b"]
+    own, plain = limited["zb-v"], free["zb-v"]
+    assert own.room == pytest.approx(min(gib * GIB, plain.room), rel=1e-5)
+    assert own.seconds == plain.seconds
+    # the invented figures: 5.75 GiB that stay, and 5 GiB for each of 4 microbatches in flight
+    assert plain.peak == pytest.approx(25.75 * GIB)
+    assert own.peak == pytest.approx(max(plain.peak, own.room), rel=1e-5)
+    fits = Expected().first(own.ordering, [own]) is not None
+    assert fits == (gib > 25.75)
 
 
 def test_no_recomputation_lessens_activations_that_wait_for_w() -> None:
