@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from megatron.foreign.faults import MOST_LOOKS
 from megatron.foreign.python_reach import (
+    CHANGERS,
+    REACH_ALL,
     Chain,
     bound_in,
     called_in,
@@ -182,7 +184,16 @@ class PythonData:
         for name, line in bound_in(body):
             names[name] = Computed(line, f"def {name} or another statement that names it")
         for name in called_in(body):
+            if name in REACH_ALL:
+                self._forget_all(names, Computed(_line_of(body), f"{name}(...) may change it"))
             self._forget_called(name, names)
+
+    def _forget_all(self, names: Names, why: Computed) -> None:
+        """Let all variables be computed."""
+        for known in (names, self.names):
+            for name, value in known.items():
+                lose(value, why, self._step)
+                known[name] = value if isinstance(value, Record | list) else why
 
     def _forget_called(self, name: str, names: Names) -> None:
         """Let what a function of the file may change beside its arguments be computed."""
@@ -207,6 +218,8 @@ class PythonData:
                 names[target.id] = value
             case ast.Tuple() | ast.List():
                 self._put_each(target.elts, value, names)
+            case ast.Attribute(attr="__dict__"):
+                self._lose(target, names)
             case ast.Attribute():
                 if isinstance(holder := self._holder(target.value, names), Record):
                     holder.values[target.attr] = value
@@ -232,6 +245,8 @@ class PythonData:
 
     def _holder(self, node: ast.expr, names: Names) -> Record | list[Any] | None:
         """Return the record or list to which a value is assigned; a computed one is made one."""
+        if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+            return self._holder(node.value, names)
         found = self._value(node, names)
         if isinstance(found, Computed):
             # The attribute of a computed value is part of this value, which is told once.
@@ -306,9 +321,14 @@ class PythonData:
         if written in _DTYPES:
             return _DTYPES[written]
         own = self._value(node.value, names)
-        if isinstance(own, Record) and node.attr in own.values:
-            return own.values[node.attr]
-        return Computed(node.lineno, _shown(node))
+        computed = Computed(node.lineno, _shown(node))
+        if not isinstance(own, Record):
+            return computed
+        if node.attr == "__dict__":  # another name of the same values
+            return own
+        if node.attr in CHANGERS:  # a method with a name of its own, which may be called later
+            lose(own, computed, self._step)
+        return own.values.get(node.attr, computed)
 
     def _element(self, node: ast.Subscript, names: Names) -> Value:
         own, key = self._value(node.value, names), self._value(node.slice, names)
@@ -497,7 +517,12 @@ def _is_place(key: Value, values: Sequence[Value]) -> bool:
 
 
 def _unfollowed(node: ast.expr) -> Computed:
-    return Computed(node.lineno, "... (its statement is not followed)")
+    return Computed(node.lineno, "... (may be changed by this line, which is not followed)")
+
+
+def _line_of(body: Sequence[ast.AST]) -> int:
+    """Return the number of the line of the first node that has one."""
+    return next((node.lineno for node in body if isinstance(node, ast.stmt | ast.expr)), 0)
 
 
 def _head(node: ast.stmt) -> str:
