@@ -375,6 +375,26 @@ def test_a_value_that_code_may_change_is_told_by_line_and_is_no_flag(tmp_path: P
     assert f"line 6: train.micro_batch_size = {by_code}: computed, and not read" in launch.notes
 
 
+def test_a_value_is_judged_by_the_type_of_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.py"
+    path.write_text(
+        "def own() -> ConfigContainer:\n"
+        "    cfg = ConfigContainer(optimizer=dict(lr='abc', weight_decay=True, clip_grad=[1, 2]))\n"
+        "    cfg.train = dict(train_iters=10.5, micro_batch_size='2')\n"
+        "    return cfg\n"
+    )
+    from_megatron.main([str(path), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["launches"]
+    lines = {own["flag"].split()[0]: own["line"] for own in found["flags"]}
+    assert lines["--lr"] == "--lr abc: must be a number"
+    assert lines["--weight-decay"].startswith("--weight-decay: takes one value")
+    assert lines["--clip-grad"] == "--clip-grad [1,2]: must be a number"
+    assert lines["--train-iters"] == "--train-iters 10.5: must be a whole number"
+    assert lines["--micro-batch-size"] is None
+
+
 def test_a_function_that_may_change_a_record_of_the_file_leaves_it_unknown() -> None:
     text = "M = dict(a=1)\ndef f():\n    M.update(a=2)\ndef config(x=y()):\n    if x:\n        f()"
     found = PythonData(f"{text}\n    return dict(m=M)\n").call("config")
