@@ -11,7 +11,8 @@ The files in the order in which a script goes through them:
     words tokens         the text as words, and a word as pieces with and without quotes
     syntax statements    words as commands, branches and loops
     sourced              files that a script reads by source
-    walk                 goes through the statements; simple: a single command
+    walk                 goes through the statements; simple: a single command; variables: what
+                         commands make of the script's variables
       chains conditions  commands joined by && or ||; whether a branch is taken
       assigned           names to which statements assign that are not followed
     expand               variables in words; values: known texts, and holes for unknown ones
