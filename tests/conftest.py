@@ -43,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what a full run has more of; make the folder in which processes find shared plans."""
+    from harness import marks
     from harness.properties import examples
     from harness.shared_plans import open_folder  # once the coverage of our modules is counted
     from harness.slowest_files import SlowestFiles
@@ -56,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "tests", deadline=None, max_examples=examples(100), derandomize="CI" in os.environ
     )
     hypothesis.settings.load_profile("tests")
+    config.pluginmanager.register(marks)
     config.stash[_SHARED_PLANS] = open_folder()
     if most := config.option.slowest_files:
         config.pluginmanager.register(SlowestFiles(most))
@@ -71,12 +73,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests that say so, take a cover of pairs, and leave most cases to the full run."""
+    """List the functions that run neither by default nor in CI, if this is asked for."""
     from harness.left_out import Case, report
-    from harness.marks import keep_pairs, leave_to_full
 
-    config.hook.pytest_deselected(items=keep_pairs(items))
-    leave_to_full(items)
     if config.option.left_out:
         listed, code = report(
             Case(own.nodeid, own.get_closest_marker("full") is not None) for own in items

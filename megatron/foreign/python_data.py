@@ -6,64 +6,22 @@ value is not known, and its line is told.
 """
 
 import ast
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from megatron.foreign.faults import MOST_LOOKS
-from megatron.foreign.python_reach import (
-    Chain,
-    bound_in,
-    called_in,
-    chains_in,
-    depth_of,
-    grown_in,
-    is_simple,
-    may_return,
-    root_of,
-)
-from megatron.foreign.python_values import (
-    Computed,
-    Early,
-    Names,
-    Record,
-    Value,
-    deep_copy,
-    lose,
-)
+from megatron.foreign.python_expressions import Expressions
+from megatron.foreign.python_operations import head, is_harmless, literal
+from megatron.foreign.python_reach import may_return
+from megatron.foreign.python_values import Computed, Early, Names, Record, Value
 
 _DEEPEST: Final = 20
-_LARGEST: Final = 1 << 63
-_LONGEST: Final = 100
-
-_DTYPES: Final = {
-    "torch.float32": "fp32", "torch.float": "fp32", "torch.bfloat16": "bf16",
-    "torch.float16": "fp16", "torch.half": "fp16",
-}  # fmt: skip
-"""PyTorch's types of numbers, and their words."""
-
-_SUMS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
-_COMPARED: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 _SILENT: Final = (
     *(ast.Pass, ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef),
     *(ast.ClassDef, ast.Global, ast.Nonlocal),
 )
-_HARMLESS: Final = frozenset(
-    {
-        *("print", "len", "isinstance", "str", "int", "float", "bool", "min", "max", "abs"),
-        *("round", "repr", "range"),
-    }
-)
-"""Functions of Python that change none of their arguments."""
 
 
-class PythonData:
+class PythonData(Expressions):
     """The data of a file.
 
     Args:
@@ -84,12 +42,10 @@ class PythonData:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"is no Python that can be read: {error}") from None
-        self.functions = {own.name: own for own in tree.body if isinstance(own, ast.FunctionDef)}
-        self.names: Names = {}
+        super().__init__({own.name: own for own in tree.body if isinstance(own, ast.FunctionDef)})
         self.notes: list[str] = []
-        self._given = {name: _literal(value) for name, value in (given or {}).items()}
-        self._depth = self._steps = 0
-        self._forgotten: set[str] = set()
+        self._given = {name: literal(value) for name, value in (given or {}).items()}
+        self._depth = 0
         try:
             self._block(tree.body, self.names)
         except RecursionError:
@@ -108,12 +64,7 @@ class PythonData:
             raise ValueError("expressions are nested too deeply") from None
 
     def _note(self, node: ast.stmt, why: str) -> None:
-        self.notes.append(f"line {node.lineno}: {_head(node)}: {why}")
-
-    def _step(self) -> None:
-        self._steps += 1
-        if self._steps > MOST_LOOKS:
-            raise ValueError("functions that call each other too often: give a shorter file")
+        self.notes.append(f"line {node.lineno}: {head(node)}: {why}")
 
     def _block(self, body: Sequence[ast.stmt], names: Names) -> tuple[bool, Value]:
         """Follow statements; return whether they return, and the value."""
@@ -137,7 +88,7 @@ class PythonData:
                 return self._branch(own, names)
             case ast.Expr(value=ast.Constant()) | ast.AnnAssign():
                 pass  # a docstring, or a type
-            case ast.Expr(value=ast.Call() as call) if self._is_own(call) or _is_harmless(call):
+            case ast.Expr(value=ast.Call() as call) if self._is_own(call) or is_harmless(call):
                 self._value(call, names)
             case ast.Assert():
                 self._value(own.test, names)
@@ -146,9 +97,6 @@ class PythonData:
             case _ if not isinstance(own, _SILENT):
                 return self._left(own, [own], "not followed", names)
         return False, None
-
-    def _is_own(self, call: ast.Call) -> bool:
-        return isinstance(call.func, ast.Name) and call.func.id in self.functions
 
     def _branch(self, own: ast.If, names: Names) -> tuple[bool, Value]:
         holds = self._value(own.test, names)
@@ -168,224 +116,7 @@ class PythonData:
         self.notes.append(
             f"line {own.lineno}: it may return, so the value of its function is not known"
         )
-        return True, Early(own.lineno, f"a function that {_head(own)} may end")
-
-    def _forget(self, body: Sequence[ast.AST], names: Names) -> None:
-        """Let everything be computed that nodes which are not followed may change or assign."""
-        chains, grown = [*chains_in(body)], grown_in(body)
-        for chain in chains:
-            if isinstance(chain.ctx, ast.Load) or id(chain) in grown:
-                self._lose(chain, names)
-        stores = [chain for chain in chains if not isinstance(chain.ctx, ast.Load)]
-        for chain in sorted(stores, key=depth_of, reverse=True):
-            self._put(chain, _unfollowed(chain), names)
-        for name, line in bound_in(body):
-            names[name] = Computed(line, f"def {name} or another statement that names it")
-        for name in called_in(body):
-            self._forget_called(name, names)
-
-    def _forget_called(self, name: str, names: Names) -> None:
-        """Let what a function of the file may change beside its arguments be computed."""
-        own = names.get(name)
-        if isinstance(own, Computed) and own.text.startswith(("def ", "lambda")):
-            for value in names.values():  # it reaches all of the function in which it stands
-                lose(value, Computed(own.line, own.text), self._step)
-        elif name in self.functions and name not in self._forgotten:
-            self._forgotten.add(name)
-            self._forget(self.functions[name].body, {})
-            self._forgotten.discard(name)
-
-    def _lose(self, chain: Chain, names: Names) -> None:
-        """Let the values of the record or list for which a chain stands be computed."""
-        node = chain if is_simple(chain) else root_of(chain)
-        if not isinstance(node, ast.Name) or node.id in names or node.id in self.names:
-            lose(self._value(node, names), _unfollowed(chain), self._step)
-
-    def _put(self, target: ast.expr, value: Value, names: Names) -> None:
-        match target:
-            case ast.Name():
-                names[target.id] = value
-            case ast.Tuple() | ast.List():
-                self._put_each(target.elts, value, names)
-            case ast.Attribute():
-                if isinstance(holder := self._holder(target.value, names), Record):
-                    holder.values[target.attr] = value
-            case ast.Subscript():
-                key, holder = self._value(target.slice, names), self._holder(target.value, names)
-                if isinstance(holder, Record) and isinstance(key, str):
-                    holder.values[key] = value
-                elif isinstance(holder, list) and _is_place(key, holder):
-                    holder[key] = value  # type: ignore[index]
-                else:
-                    lose(holder, _unfollowed(target), self._step)
-
-    def _put_each(self, targets: Sequence[ast.expr], value: Value, names: Names) -> None:
-        starred = any(isinstance(own, ast.Starred) for own in targets)
-        if isinstance(value, list) and len(value) == len(targets) and not starred:
-            for target, own in zip(targets, list(value), strict=True):
-                self._put(target, own, names)
-            return
-        for target in targets:
-            lose(value, _unfollowed(target), self._step)
-            inner = target.value if isinstance(target, ast.Starred) else target
-            self._put(inner, value if isinstance(value, Computed) else _unfollowed(target), names)
-
-    def _holder(self, node: ast.expr, names: Names) -> Record | list[Any] | None:
-        """Return the record or list to which a value is assigned; a computed one is made one."""
-        found = self._value(node, names)
-        if isinstance(found, Computed):
-            # The attribute of a computed value is part of this value, which is told once.
-            is_part = isinstance(node, ast.Attribute) and found.text == _shown(node)
-            found = Record(base=None if is_part else found)
-            self._put(node, found, names)
-        return found if isinstance(found, Record | list) else None
-
-    def _value(self, node: ast.expr, names: Names) -> Value:
-        self._step()
-        match node:
-            case ast.Constant(value=value) if isinstance(value, bool | int | float | str | None):
-                return value
-            case ast.Name(id=name) if name in names or name in self.names:
-                return names[name] if name in names else self.names[name]
-            case ast.Attribute():
-                return self._attribute(node, names)
-            case ast.Subscript():
-                return self._element(node, names)
-            case ast.List(elts=inner) | ast.Tuple(elts=inner):
-                return [self._value(own, names) for own in inner]
-            case ast.Dict():
-                pairs = zip(node.keys, node.values, strict=True)
-                keys = ((None if k is None else self._value(k, names), v) for k, v in pairs)
-                return self._with(Record(), keys, names)
-            case ast.Call():
-                return self._call(node, names)
-            case ast.IfExp():
-                holds = self._value(node.test, names)
-                if isinstance(holds, bool | int | float | str | None):
-                    return self._value(node.body if holds else node.orelse, names)
-        return self._sum(node, names)
-
-    def _sum(self, node: ast.expr, names: Names) -> Value:
-        """Return the value of an operation on known numbers or texts."""
-        computed = Computed(node.lineno, _shown(node))
-        match node:
-            case ast.UnaryOp(op=ast.USub() | ast.Not() as sign, operand=inner):
-                own = self._value(inner, names)
-                if isinstance(sign, ast.Not):
-                    return not own if isinstance(own, bool | None) else computed
-                return -own if isinstance(own, int | float) else computed
-            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SUMS:
-                both = [self._value(n, names) for n in (left, right)]
-                found = _of_two(_SUMS[type(sign)], both)
-                return computed if found is None else found
-            case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _COMPARED:
-                both = [self._value(n, names) for n in (left, right)]
-                found = _compared(type(sign), both)
-                return computed if found is None else found
-            case ast.BoolOp(op=sign, values=parts):
-                return self._joined(isinstance(sign, ast.Or), parts, names, computed)
-        if not isinstance(node, ast.Name):  # its parts may be shared, or changed by calls in it
-            self._forget([node], names)
-        return computed
-
-    def _joined(
-        self, is_or: bool, parts: Sequence[ast.expr], names: Names, computed: Computed
-    ) -> Value:
-        own: Value = None
-        for part in parts:
-            own = self._value(part, names)
-            if not isinstance(own, bool | int | float | str | None):
-                self._forget(parts, names)
-                return computed
-            if bool(own) is is_or:
-                return own
-        return own
-
-    def _attribute(self, node: ast.Attribute, names: Names) -> Value:
-        written = ast.unparse(node)
-        if written in _DTYPES:
-            return _DTYPES[written]
-        own = self._value(node.value, names)
-        if isinstance(own, Record) and node.attr in own.values:
-            return own.values[node.attr]
-        return Computed(node.lineno, _shown(node))
-
-    def _element(self, node: ast.Subscript, names: Names) -> Value:
-        own, key = self._value(node.value, names), self._value(node.slice, names)
-        computed = Computed(node.lineno, _shown(node))
-        if isinstance(own, list):
-            if _is_place(key, own):
-                return own[key]  # type: ignore[index, no-any-return]
-            inner = list(own)
-        elif isinstance(own, Record):
-            if isinstance(key, str):
-                return own.values.get(key, computed)
-            inner = list(own.values.values())
-        else:
-            return computed
-        for one in inner:  # one of them gets a second name
-            lose(one, computed, self._step)
-        return computed
-
-    def _with(
-        self, record: Record, pairs: Iterator[tuple[Value, ast.expr]], names: Names
-    ) -> Record:
-        """Add values to a record; a name that is ``None`` stands for ``**``."""
-        for key, node in pairs:
-            value = self._value(node, names)
-            if key is not None:
-                record.values[str(key)] = value
-            elif isinstance(value, Record):
-                record.values |= value.values
-            else:
-                record.values["**"] = Computed(node.lineno, _shown(node))
-        return record
-
-    def _call(self, node: ast.Call, names: Names) -> Value:
-        written = ast.unparse(node.func)
-        last = written.rpartition(".")[2]
-        keywords = ((own.arg, own.value) for own in node.keywords)
-        if self._is_own(node):
-            given = self._with(Record(), keywords, names).values
-            places, is_open = self._places(node.args, names)
-            return self._called(self.functions[written], places, given, is_open=is_open)
-        if last in ("replace", "deepcopy", "copy") and node.args:
-            found = self._value(node.args[0], names)
-            if isinstance(found, Record):
-                if last == "deepcopy":
-                    found = deep_copy(found, self._step)
-                    assert isinstance(found, Record), "a record's copy is one"
-                return self._with(Record(found.kind, {**found.values}, found.base), keywords, names)
-        if last[:1].isupper() or written == "dict":
-            record = self._with(Record("" if written == "dict" else written), keywords, names)
-            for at, one in enumerate(node.args, 1):
-                record.values[f"argument {at}"] = Computed(one.lineno, _shown(one))
-            return record
-        if _is_harmless(node):
-            for one in node.args:
-                self._value(one, names)
-        else:
-            self._forget([node], names)
-        return Computed(node.lineno, _shown(node))
-
-    def _places(self, nodes: Sequence[ast.expr], names: Names) -> tuple[list[Value], bool]:
-        """Return the values of arguments without names, and whether more follow, not known."""
-        found: list[Value] = []
-        is_open = False
-        for node in nodes:
-            inner = node.value if isinstance(node, ast.Starred) else node
-            own = self._value(inner, names)
-            if inner is node:
-                several: list[Value] = [own]
-            elif isinstance(own, list) and not any(isinstance(one, Computed) for one in own):
-                several = own
-            else:
-                is_open = True
-            if is_open:  # what follows may stand for any argument
-                self._forget([node], names)
-            else:
-                found += several
-        return found, is_open
+        return True, Early(own.lineno, f"a function that {head(own)} may end")
 
     def _called(
         self,
@@ -396,15 +127,7 @@ class PythonData:
         is_first: bool = False,
         is_open: bool = False,
     ) -> Value:
-        """Return the value of a function of the file.
-
-        Args:
-            own: the function.
-            places: arguments without names.
-            given: arguments by name.
-            is_first: other names are no mistake.
-            is_open: more arguments without names follow, which are not known.
-        """
+        """As in ``Expressions``."""
         if self._depth >= _DEEPEST:
             raise ValueError(f"line {own.lineno}: functions that call each other without end")
         names = self._bound(own, places, given, is_open=is_open)
@@ -452,61 +175,3 @@ class PythonData:
             told = Computed(own.lineno, f"argument *{parts.vararg.arg}")
             names[parts.vararg.arg] = told if is_open else rest
         return names
-
-
-def _of_two(operation: Callable[[Any, Any], Any], both: Sequence[Value]) -> Value:
-    """Return the result of an operation on two numbers; ``None``: they are none, or too large."""
-    if not all(isinstance(own, int | float) and not isinstance(own, bool) for own in both):
-        return None
-    try:
-        found: int | float = operation(*both)
-    except (ArithmeticError, ValueError):
-        return None
-    return found if abs(found) < _LARGEST else None
-
-
-def _compared(sign: type[ast.cmpop], both: Sequence[Value]) -> bool | None:
-    """Return the result of a comparison; ``None``: it is not known."""
-    is_none = sign in (ast.Is, ast.IsNot) and None in both
-    known = list | Record if is_none else None
-    if not all(isinstance(own, bool | int | float | str | None | known) for own in both):
-        return None
-    try:
-        return _COMPARED[sign](*both)
-    except TypeError:
-        return None
-
-
-def _literal(text: str) -> Value:
-    """Return the value of a word of the command line: a number, True, False, None, or a text."""
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return text
-    return found if isinstance(found, bool | int | float | str | None) else text
-
-
-def _is_harmless(call: ast.Call) -> bool:
-    """Return whether a call changes none of its arguments."""
-    return isinstance(call.func, ast.Name) and call.func.id in _HARMLESS and not call.keywords
-
-
-def _is_place(key: Value, values: Sequence[Value]) -> bool:
-    """Return whether a key is that of a value of a list."""
-    return type(key) is int and -len(values) <= key < len(values)
-
-
-def _unfollowed(node: ast.expr) -> Computed:
-    return Computed(node.lineno, "... (its statement is not followed)")
-
-
-def _head(node: ast.stmt) -> str:
-    """Return the beginning of a statement, of one with a block without the block."""
-    text = _shown(node)
-    return text.partition(":")[0] if isinstance(node, ast.If | ast.For) else text
-
-
-def _shown(node: ast.AST) -> str:
-    """Return the beginning of an expression in one line."""
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

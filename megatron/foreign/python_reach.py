@@ -6,6 +6,17 @@ from typing import Final, TypeAlias
 
 Chain: TypeAlias = ast.Name | ast.Attribute | ast.Subscript
 
+CHANGERS: Final = frozenset(
+    {
+        *("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__setstate__", "__init__"),
+        *("update", "setdefault", "pop", "popitem", "clear"),
+    }
+)
+"""Methods that every object or dict has, and that change it."""
+
+REACH_ALL: Final = frozenset({"exec", "eval", "globals", "locals"})
+"""Functions of Python that may reach every variable by its name."""
+
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 

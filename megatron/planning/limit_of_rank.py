@@ -114,7 +114,7 @@ def memory_of(config: RunConfig) -> OwnMemory:
         return OwnMemory(own.total_memory, USABLE * own.total_memory, own.name)
     ranks = parallel.cluster.ranks_per_node or parallel.grid.world_size
     memory = machine_memory() / ranks
-    named = f"a rank's part of a machine with {counted(ranks, 'rank')}"
+    named = f"a rank on a machine with {counted(ranks, 'rank')}"
     return OwnMemory(memory, memory, named, with_host=True)
 
 

@@ -185,7 +185,7 @@ def shared_memory(rendezvous: Rendezvous, config: RunConfig) -> OwnMemory:
         smallest = smallest_memory(config, all_memories)
         rank = all_memories.index(smallest)
         if smallest != all_memories[0]:
-            smallest = replace(smallest, named=f"{smallest.named} of rank {rank}, the smallest")
+            smallest = replace(smallest, named=f"{smallest.named} (rank {rank} has the least)")
         found = json.dumps(asdict(smallest))
     return OwnMemory(**json.loads(own_keys.broadcast(found)))
 

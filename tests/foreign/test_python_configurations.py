@@ -292,6 +292,9 @@ def layers(*body: str) -> Value:
         "own = cfg.model\nown.num_layers = 80",
         "own = cfg['model']\nown['num_layers'] = 80",
         "if big(cfg) is None:\n    pass",
+        "cfg.model.__dict__['num_layers'] = 80",
+        "cfg.__dict__['model'].__dict__['num_layers'] = 80",
+        "own = cfg.model.__dict__\nown['num_layers'] = 80",
     ],
 )
 def test_functions_of_the_file_change_records_as_a_run_does(change: str) -> None:
@@ -324,6 +327,22 @@ def test_functions_of_the_file_change_records_as_a_run_does(change: str) -> None
         "inner = lambda: big(cfg)\ninner()",
         "(lambda: big(cfg))()",
         "big(*x)\nother(*[cfg])",
+        "setattr(cfg.model, 'num_layers', 80)",
+        "for n in x:\n    setattr(cfg.model, n, 80)",
+        "for own in (cfg.model, cfg.train):\n    setattr(own, x, 80)",
+        "for n, own in {'m': cfg.model}.items():\n    setattr(own, n, 80)",
+        "cfg.model.__dict__.update(num_layers=80)",
+        "own = cfg.model.__dict__\nown.update(num_layers=80)",
+        "for n in x:\n    cfg.model.__dict__.update({n: 80})",
+        "dict.update(cfg.model.__dict__, num_layers=80)",
+        "for own in cfg.__dict__.values():\n    own.num_layers = 80",
+        "cfg.model.__dict__ = x",
+        "cfg.model.__dict__ |= x",
+        "vars(cfg.model).update(num_layers=80)",
+        "change = cfg.model.__setattr__\nchange('num_layers', 80)",
+        "change = cfg.model.__dict__.update\nchange(num_layers=80)",
+        "exec('cfg.model.num_layers = 80')",
+        "locals()['cfg'].model.num_layers = 80",
     ],
 )
 def test_what_a_statement_that_is_not_followed_may_change_is_not_known(change: str) -> None:
@@ -336,6 +355,44 @@ def test_what_a_statement_that_is_not_followed_may_change_is_not_known(change: s
 )
 def test_what_changes_no_record_leaves_it_known(harmless: str) -> None:
     assert layers(harmless) == 4
+
+
+def test_a_value_that_code_may_change_is_told_by_line_and_is_no_flag(tmp_path: Path) -> None:
+    text = (
+        "def own() -> ConfigContainer:\n"
+        "    cfg = ConfigContainer(model=Model(num_layers=4), train=dict(micro_batch_size=2))\n"
+        "    cfg.dataset.seq_length = 64\n"
+        "    for name, value in overrides():\n"
+        "        setattr(cfg.model, name, value)\n"
+        "    cfg.train.__dict__.update(overrides())\n"
+        "    cfg.train.global_batch_size = 8\n"
+        "    return cfg\n"
+    )
+    (launch,) = read(tmp_path, text)
+    assert launch.words == ("--global-batch-size", "8", "--seq-length", "64")
+    by_code = "... (may be changed by this line, which is not followed)"
+    assert f"line 5: model.num_layers = {by_code}: computed, and not read" in launch.notes
+    assert f"line 6: train.micro_batch_size = {by_code}: computed, and not read" in launch.notes
+
+
+def test_a_value_is_judged_by_the_type_of_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.py"
+    path.write_text(
+        "def own() -> ConfigContainer:\n"
+        "    cfg = ConfigContainer(optimizer=dict(lr='abc', weight_decay=True, clip_grad=[1, 2]))\n"
+        "    cfg.train = dict(train_iters=10.5, micro_batch_size='2')\n"
+        "    return cfg\n"
+    )
+    from_megatron.main([str(path), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)["launches"]
+    lines = {own["flag"].split()[0]: own["line"] for own in found["flags"]}
+    assert lines["--lr"] == "--lr abc: must be a number"
+    assert lines["--weight-decay"].startswith("--weight-decay: takes one value")
+    assert lines["--clip-grad"] == "--clip-grad [1,2]: must be a number"
+    assert lines["--train-iters"] == "--train-iters 10.5: must be a whole number"
+    assert lines["--micro-batch-size"] is None
 
 
 def test_a_function_that_may_change_a_record_of_the_file_leaves_it_unknown() -> None:

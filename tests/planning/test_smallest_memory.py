@@ -59,7 +59,7 @@ def test_the_plan_is_made_for_the_rank_with_the_least_memory(
         assert memory_of(own.config).bytes == SMALL
         assert max(held_by_ranks(own.config, own.run_plan)[0]) <= 0.12 * SMALL
     assert len({limit.in_words() for own in found if (limit := memory_limit_of(own.config))}) == 1
-    told = "" if smallest == 0 else f" of rank {smallest}, the smallest"
+    told = "" if smallest == 0 else f" (rank {smallest} has the least)"
     named = "a machine" if not knows_gpu else "A100"
     notes = [note for note in found[0].config.notes if "the limit of a rank is" in note]
     assert len(notes) == 1
@@ -84,7 +84,7 @@ def test_rank_0_tells_whose_memory_has_no_room() -> None:
             for number in (0, 1)
         )
         with pytest.raises(
-            UserError, match=r"204\.8 MiB of A100 of rank 1, the smallest, and rank"
+            UserError, match=r"204\.8 MiB of A100 \(rank 1 has the least\), and rank"
         ):
             first.result()
         assert memory_of(second.result().asked).bytes == 0.1 * SMALL
