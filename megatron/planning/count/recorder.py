@@ -7,7 +7,7 @@ on a GPU runs work while passes run, lists its work and runs it at once (``Liste
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -62,10 +62,12 @@ class Recorder(TorchDispatchMode):
         self.held = self.begun = self._begun_before = 0
         self._before = self._moved = 0
         self._heights: list[int] = []
+        self._taken: list[int] = []
+        self._given: list[int] = []
         self._steps: list[Step] = []
         self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._storages: dict[int, _Seen] = {}
 
     @contextmanager
     def recording(self) -> Iterator[list[Work]]:
@@ -85,19 +87,42 @@ class Recorder(TorchDispatchMode):
                 peak=max((0, *heights)),
                 moved=self._moved,
                 heights=heights,
+                taken=tuple(self._taken),
+                given=tuple(self._given),
             )
         )
         self._begin_part()
 
     def _begin_part(self) -> None:
         self._before, self._begun_before = self.held, self.begun
-        self._heights = []
+        self._heights, self._taken, self._given = [], [], []
         self._moved = 0
         self._steps = []
 
     def may_move(self, size: int) -> None:
         """Note a storage of ``size`` bytes that may wait on the host for its backward."""
         self._moved += _allocated(size)
+
+    def taking(self, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """Return a room that ``make`` makes; its bytes are taken from rooms, and not held."""
+        before, made = self.held, len(self._heights)
+        room = make()
+        self._taken.append(bytes_of(room))
+        self.lasts(room)
+        assert self.held == before, "all that stays is the room"
+        del self._heights[made:]
+        return room
+
+    def give(self, room: Sequence[Tensor]) -> None:
+        """Note that a room waits for another unit."""
+        self._given.append(bytes_of(room))
+
+    def lasts(self, tensors: Iterable[Tensor]) -> None:
+        """Count the storages of tensors no longer as held: the rank counts what is made once."""
+        for tensor in tensors:
+            own = self._storages[tensor.untyped_storage()._cdata]
+            self.held -= own.held
+            own.held = 0
 
     def communicate(self, collective: Collective) -> None:
         """Note a collective."""
@@ -174,15 +199,28 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         if key in self._storages:
             return
-        size = _allocated(storage.nbytes())
 
         def free(_: object) -> None:
-            del self._storages[key]
-            self.held -= size
+            self.held -= self._storages.pop(key).held
 
-        self._storages[key] = weakref.ref(storage, free)
-        self.held += size
+        own = _Seen(weakref.ref(storage, free), _allocated(storage.nbytes()))
+        self._storages[key] = own
+        self.held += own.held
         self._heights.append(self.held)
+
+
+@dataclass
+class _Seen:
+    """A storage that is still there, and its bytes in ``Recorder.held``."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    held: int
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that an allocator gives for the storages of tensors."""
+    storages = {own._cdata: own for own in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(_allocated(own.nbytes()) for own in storages.values())
 
 
 def _allocated(size: int) -> int:

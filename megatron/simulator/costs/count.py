@@ -166,6 +166,9 @@ class Work:
         heights: bytes held after every tensor that the work makes, less the bytes held before.
             Counts of slices have them, because the peak of a slice is at other tensors than the
             peak of another slice.
+        taken: bytes of every room that the work takes. A room is memory that the work of another
+            unit takes again. No other bytes of the work include it.
+        given: bytes of every room that the work gives back.
     """
 
     steps: tuple[Step, ...] = ()
@@ -173,6 +176,8 @@ class Work:
     peak: int = 0
     moved: int = 0
     heights: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -192,14 +197,18 @@ def in_order(*parts: Work) -> Work:
     """Return one work that consists of ``parts`` in order."""
     steps: list[Step] = []
     heights: list[int] = []
+    taken: list[int] = []
+    given: list[int] = []
     left = peak = moved = 0
     for part in parts:
         steps += part.steps
+        taken += part.taken
+        given += part.given
         heights += (left + height for height in part.heights)
         peak = max(peak, left + part.peak)
         left += part.left
         moved += part.moved
-    return Work(tuple(steps), left, peak, moved, tuple(heights))
+    return Work(tuple(steps), left, peak, moved, tuple(heights), tuple(taken), tuple(given))
 
 
 @dataclass(frozen=True)
@@ -245,7 +254,8 @@ class Segment:
             receives: both exist before the pass. F does not free an input that the backward needs.
             The gradient that B hands to the layers before is freed by those layers.
         parameters: the parameters of the layers.
-        held: bytes of the weights in 8 bits, which are made once in an iteration.
+        held: bytes of the weights in 8 bits, and of sums over microbatches, which are made once in
+            an iteration.
         once: the work that makes these weights.
         slices: the passes of every slice of a microbatch; empty: a microbatch is whole, or
             ``passes`` are those of one slice.
@@ -303,6 +313,16 @@ class PassCount:
         """Bytes that may wait on the host, as in ``Work.moved``."""
         return sum(times * work.moved for work, times in self.parts)
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Bytes of every room that it takes, as in ``Work.taken``."""
+        return tuple(size for work, times in self.parts for size in times * work.taken)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Bytes of every room that it gives back, as in ``Work.given``."""
+        return tuple(size for work, times in self.parts for size in times * work.given)
+
 
 NO_PASS: Final = PassCount()
 
@@ -318,8 +338,6 @@ class RankCount:
         ended: the end of the same communications, after the rank has waited for them.
         parameters: the parameters of the rank.
         held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
-        reused: for one microbatch, bytes of the buffers that S takes and T gives back for reuse.
-            ``passes`` does not count these bytes.
         once: additional work of the first F of an iteration, which makes the weights in 8 bits.
             The bytes of these weights are in ``held`` alone.
         slices: the count of every slice of the microbatch, without parameters and without bytes
@@ -332,7 +350,6 @@ class RankCount:
     ended: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
     parameters: Parameters = Parameters()
     held: int = 0
-    reused: int = 0
     once: PassCount = NO_PASS
     slices: "Sequence[RankCount]" = ()
 
@@ -343,7 +360,6 @@ class RankCount:
             _added([own.passes for own in slices]),
             _added([own.begun for own in slices]),
             _added([own.ended for own in slices]),
-            reused=sum(own.reused for own in slices),
             slices=tuple(slices),
         )
 
@@ -359,6 +375,11 @@ class RankCount:
         A slice of a microbatch that was counted as a whole has an n-th of each number.
         """
         return (self.slices[number], 1) if self.slices else (self, slices)
+
+    @property
+    def rooms(self) -> int:
+        """Bytes of all rooms that the passes of a microbatch take and give back."""
+        return sum(sum(own.taken) for own in self.passes.values())
 
     @property
     def moved(self) -> Mapping[int, int]:
