@@ -4,11 +4,13 @@ Every part of a layer is built from its own sizes and the site. A new axis of ra
 here, and changes no signature.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from megatron.kernels.choose import kernels_for
 from megatron.kernels.face import Kernels
@@ -16,6 +18,7 @@ from megatron.kernels.grouped import GroupedKernels
 from megatron.kernels.wide_norms import WideNorms
 from megatron.layers.eight_bit_settings import EightBitSettings
 from megatron.layers.recompute import NO_RECOMPUTATION, Recomputation
+from megatron.layers.vocabulary.rooms import FreeRooms
 from megatron.parallel.context import WHOLE_SEQUENCES, ContextParallel
 from megatron.parallel.experts import ExpertParallel
 from megatron.parallel.groups import ConnectedAxis
@@ -44,6 +47,7 @@ class Site:
             kernels for the device and the dtype.
         grouped_package: multiplies the slots of experts, whose ends the host must know; ``None``:
             the kernels multiply the slots, and the host need not know the ends.
+        rooms: returns the object that gives the output layer its rooms.
     """
 
     device: torch.device
@@ -57,6 +61,7 @@ class Site:
     eight_bits: EightBitSettings | None = None
     given_kernels: Kernels | None = None
     grouped_package: GroupedKernels | None = None
+    rooms: Callable[[], FreeRooms[Sequence[Tensor]]] = FreeRooms
 
     @cached_property
     def experts(self) -> ExpertParallel:

@@ -161,7 +161,7 @@ class RankModel(nn.Module):
         else:
             shape = (shard.rows, config.hidden_size)
             weight = nn.Parameter(torch.empty(shape, dtype=site.dtype, device=site.device))
-        return OutputLayer(shard, weight, options, self.kernels, recompute)
+        return OutputLayer(shard, weight, options, self.kernels, recompute, site.rooms())
 
     def _make_ahead_layer(self) -> InputLayer | None:
         shard, output_layer = self.placement.ahead_shard, self.output_layer

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from megatron.layers.vocabulary.rooms import RoomSizes
 from megatron.optimizer.host_link import SLOTS, slot_elements
 from megatron.parallel.communicators import communicators
 from megatron.planning.count.optimizer import (
@@ -16,7 +17,6 @@ from megatron.planning.count.optimizer import (
 )
 from megatron.planning.count.run import count_ranks
 from megatron.planning.host_share import HostShare, HostShares, host_shares
-from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
 from megatron.run.run_config import RunConfig

@@ -103,6 +103,13 @@ class JoinedLosses:
             sums = self._chunks.setdefault(chunk, _ChunkSums())
             sums.add(own, loads, self.weight(i), wide)
 
+    def lasting(self) -> list[Tensor]:
+        """Return the tensors that the first microbatch makes, and that last as the iteration does.
+
+        Later microbatches add to them, or replace them.
+        """
+        return [*self._so_far.values(), *(t for own in self._chunks.values() for t in own.sums())]
+
     def sums(self) -> Sums:
         """Return the losses and loads of the iteration."""
         chunks = self._chunks.values()
@@ -136,6 +143,9 @@ class _ChunkSums:
         if loads:
             own_le = torch.stack([own.times_e for own in loads])
             self._times_le = own_le if self._times_le is None else self._times_le.add_(own_le)
+
+    def sums(self) -> Iterator[Tensor]:
+        yield from (own for own in (self._losses_n, self._times_le) if own is not None)
 
     def losses(self) -> Iterator[tuple[Place, Tensor]]:
         if self._losses_n is not None:

@@ -134,9 +134,14 @@ class StagePasses:
         """As in ``VocabularyPasses``."""
         return self._vocabulary.marked_bh
 
-    def forget_layer_losses(self) -> None:
-        """Forget the losses and the loads that layers have left in this iteration."""
+    def forget_losses(self) -> None:
+        """Forget the losses of units and of layers, and the loads, of this iteration."""
+        self.losses.clear()
         self._layer_losses.begin(self._batch)
+
+    def lasting(self) -> list[Tensor]:
+        """Return the tensors that are made once, and last as the iteration does."""
+        return self._layer_losses.lasting()
 
     def begin(
         self,

@@ -111,8 +111,8 @@ def test_one_more_microbatch_takes_what_its_forward_leaves() -> None:
     message = 128 * 512 * 2  # tokens x hidden size x bytes
     logits = 128 * 5000 * 2
     first, last = (count.passes["F", 0].left for count in counts)
-    assert logits <= counts[1].reused <= 1.01 * logits
-    of_one = (first - message, last + message + counts[1].reused)
+    assert logits <= counts[1].rooms <= 1.01 * logits
+    of_one = (first - message, last + message + counts[1].rooms)
     base = by_hand(run, 1)
     for rank in range(2):
         memory = (base[rank] + 4.5 * of_one[rank]) / 0.1

@@ -25,6 +25,7 @@ class OutputLayer(nn.Module):
         options: form of the loss.
         kernels: of the device and dtype of ``weight``.
         recompute: keep no exponentials from S to T; T computes them again.
+        rooms: gives the memory of exponentials; ``None``: rooms of this layer alone.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class OutputLayer(nn.Module):
         options: LossOptions,
         kernels: Kernels,
         recompute: bool = False,
+        rooms: FreeRooms[Sequence[Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.shard = shard
@@ -41,7 +43,7 @@ class OutputLayer(nn.Module):
         self.options = options
         self._kernels = kernels
         self._recompute = recompute
-        self._free = FreeRooms[Sequence[Tensor]]()
+        self._rooms = FreeRooms[Sequence[Tensor]]() if rooms is None else rooms
 
     @property
     def real_weight(self) -> Tensor:
@@ -160,12 +162,8 @@ class OutputLayer(nn.Module):
         )
         if not (self._recompute or keeps_room):
             # The next S writes there on the same stream, behind these products.
-            self._free.give(state.exp_tiles)
+            self._rooms.give(state.exp_tiles)
         return gradient_nh
-
-    def drop_free_buffers(self) -> None:
-        """Give the buffers back that wait for further exponentials."""
-        self._free.drop()
 
     @property
     def _keeps_logits(self) -> bool:
@@ -195,7 +193,9 @@ class OutputLayer(nn.Module):
         return self._kernels.scratch_room(x_nh, self.shard.real_rows, again=self._recompute)
 
     def _take_room(self, x_nh: Tensor) -> Sequence[Tensor]:
-        """Return free buffers for one microbatch's exponentials, or new ones."""
-        # A shard without rows has no tiles, so any of its rooms fits.
-        room = self._free.take(lambda own: not own or own[0].shape[1] == len(x_nh))
-        return self._kernels.kept_room(x_nh, self.shard.real_rows) if room is None else room
+        """Return a free room for one microbatch's exponentials, or a new one."""
+        return self._rooms.take(
+            # A shard without rows has no tiles, so any of its rooms fits.
+            lambda own: not own or own[0].shape[1] == len(x_nh),
+            lambda: self._kernels.kept_room(x_nh, self.shard.real_rows),
+        )

@@ -30,9 +30,10 @@ from megatron.planning.count.assumed_routes import (
     AssumedGathering,
 )
 from megatron.planning.count.divided import LAYERS, CountedBorders
+from megatron.planning.count.listed_rooms import ListedRooms
 from megatron.planning.count.moved import CountedActivations
 from megatron.planning.count.ordered import waits_before_readers
-from megatron.planning.count.recorder import META, ListedGroup, ListedLane, Recorder
+from megatron.planning.count.recorder import META, ListedGroup, ListedLane, Recorder, bytes_of
 from megatron.planning.count.slots import CountedSlot
 from megatron.planning.count.subject import Subject
 from megatron.runtime.communicator import Communicator, links_of
@@ -113,6 +114,7 @@ class CountedRank:
             eight_bits=subject.eight_bits,
             given_kernels=kernels,
             grouped_package=kernels if subject.host_knows_slots else None,
+            rooms=lambda: ListedRooms(recorder),
         )
         self._model = model = RankModel(
             subject.model,
@@ -192,9 +194,9 @@ class CountedRank:
             self._begin()
             rounds = self._subject.eight_bits is not None
             first = self._layers() if rounds else []  # this round makes the weights in 8 bits
-            self._passes.forget_layer_losses()
+            self._passes.forget_losses()
             units = self._layers()
-            held = self._dropped()
+            held = self._dropped() + bytes_of(self._passes.lasting())
         once = NO_WORK
         if rounds:
             once = _more([unit["F"] for unit in first], [unit["F"] for unit in units])
@@ -216,6 +218,7 @@ class CountedRank:
         store.put("input", unit, self._stream(unit), stage)
         with self._recorder.recording() as parts:
             self._passes.forward(Pass("F", 0, 0, unit))
+            self._recorder.lasts(self._passes.lasting())
         store.take("output", unit, stage)
         return in_order(*parts[LAYERS:])  # an unkept input is freed after them
 
@@ -258,31 +261,20 @@ class CountedRank:
             held = recorder.held
             rounds = self._subject.eight_bits is not None
             first = self._row(program, communicator) if rounds else None  # makes weights in 8 bits
-            self._passes.forget_layer_losses()
+            self._passes.forget_losses()
             if rounds and self._graphs is not None:
                 self._graphs.close()  # so that the next round captures its passes
-                self._dropped_losses()
                 held = recorder.held  # with the weights in 8 bits, which stay where graphs read
             found = self._row(program, communicator)
-            in_eight_bits = self._dropped()
-            loss = self._dropped_losses() // len(found)
-            sums = recorder.held - held  # the layers' losses and loads, which the first unit makes
+            held += self._dropped() + bytes_of(self._passes.lasting())
         once = NO_PASS
         if first is not None:
             once = PassCount.of(_more(_forwards(first), _forwards(found)))
-        stays = [loss + sums, *[loss] * (len(found) - 1)]
-        units = [
-            _without_reused(replace(own, reused=own.reused + left), self._plan)
-            for own, left in zip(found, stays, strict=True)
-        ]
-        count = RankCount.of_slices(units) if self._slices else units[0]
-        return replace(count, parameters=self._parameters, held=held + in_eight_bits, once=once)
+        count = RankCount.of_slices(found) if self._slices else found[0]
+        return replace(count, parameters=self._parameters, held=held, once=once)
 
     def _row(self, program: Program, communicator: Communicator) -> list[RankCount]:
-        """Count the passes and communications of the rank's row, for every counted slice.
-
-        No S finds a buffer of another one, so that each slice has the bytes of its own.
-        """
+        """Count the passes and communications of the rank's row, for every counted slice."""
         units = {number: _Unit() for number in self._counted}
         under_way = {}
         for step in waits_before_readers(program.rows[self._rank]):
@@ -293,6 +285,7 @@ class CountedRank:
             with self._recorder.recording() as parts:
                 if isinstance(step, Run):
                     self._passes.table[step.item.kind](step.item)
+                    self._recorder.lasts(self._passes.lasting())
                 elif isinstance(step, Start):
                     under_way[step.comm] = communicator.start(step.comm)
                 else:
@@ -304,23 +297,7 @@ class CountedRank:
                 unit.begun[_key(step.comm)] = own
             else:
                 unit.ended[_key(step.comm)] = own
-            unit.reused += self._drop_free_buffers()
-        return [
-            RankCount(own.passes, own.begun, own.ended, reused=own.reused) for own in units.values()
-        ]
-
-    def _dropped_losses(self) -> int:
-        """Drop the losses of all units, which stay until the iteration ends; return their bytes."""
-        before = self._recorder.held
-        self._passes.losses.clear()
-        return before - self._recorder.held
-
-    def _drop_free_buffers(self) -> int:
-        """Drop buffers that wait for the next S, and return their bytes."""
-        before = self._recorder.held
-        if self._model.output_layer is not None:
-            self._model.output_layer.drop_free_buffers()
-        return before - self._recorder.held
+        return [RankCount(own.passes, own.begun, own.ended) for own in units.values()]
 
 
 @dataclass
@@ -330,7 +307,6 @@ class _Unit:
     passes: dict[tuple[PassKind, int], PassCount] = field(default_factory=dict)
     begun: dict[tuple[CommKind, int], PassCount] = field(default_factory=dict)
     ended: dict[tuple[CommKind, int], PassCount] = field(default_factory=dict)
-    reused: int = 0
 
 
 def _forwards(units: Sequence[RankCount]) -> list[Work]:
@@ -343,7 +319,7 @@ def _more(first: Sequence[Work], again: Sequence[Work]) -> Work:
     """Return the steps that ``first`` has and ``again`` lacks: work that is done only once.
 
     The second round adds no losses or loads of layers to those of the first one
-    (``forget_layer_losses``). So it does nothing that the first round does not.
+    (``forget_losses``). So it does nothing that the first round does not.
     """
     steps, usual = (Counter(chain.from_iterable(w.steps for w in own)) for own in (first, again))
     assert usual <= steps, "done again, a pass does something else"
@@ -362,27 +338,6 @@ def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
 
 def _key(comm: Comm) -> tuple[CommKind, int]:
     return comm.kind, comm.stage
-
-
-def _without_reused(count: RankCount, plan: Plan) -> RankCount:
-    """Return the count with reused buffers taken out of the pass that makes them.
-
-    S makes these buffers if the vocabulary is sharded; otherwise the F of the last stage does.
-    """
-    if not count.reused:
-        return count
-    maker: tuple[PassKind, int] = ("S", 0)
-    if not plan.treatment.is_sharded:
-        maker = "F", plan.stages[-1][1]
-    *before, (last, times) = count.passes[maker].parts  # the last part does S
-    less = replace(
-        last,
-        left=last.left - count.reused,
-        peak=last.peak - count.reused,
-        heights=tuple(height - count.reused for height in last.heights),
-    )
-    own = PassCount.joined([*before, (less, times)])
-    return replace(count, passes={**count.passes, maker: own})
 
 
 def _groups(subject: Subject, plan: Plan, rank: int, recorder: Recorder) -> Groups:

@@ -7,7 +7,7 @@ on a GPU runs work while passes run, lists its work and runs it at once (``Liste
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -81,10 +81,12 @@ class Recorder(TorchDispatchMode):
         self.held = self.begun = self._begun_before = 0
         self._before = self._moved = 0
         self._heights: list[int] = []
+        self._taken: list[int] = []
+        self._given: list[int] = []
         self._steps: list[Step] = []
         self._parts: list[Work] = []
         self._in_lane: list[Collective] | None = None
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._storages: dict[int, _Seen] = {}
         self._slots: dict[str, _Slot] = {}
         self._slot: tuple[_Slot, bool] | None = None
 
@@ -108,13 +110,15 @@ class Recorder(TorchDispatchMode):
                 moved=self._moved,
                 heights=heights,
                 slots=tuple(own for own in parts if own != InSlot(own.slot)),
+                taken=tuple(self._taken),
+                given=tuple(self._given),
             )
         )
         self._begin_part()
 
     def _begin_part(self) -> None:
         self._before, self._begun_before = self.held, self.begun
-        self._heights = []
+        self._heights, self._taken, self._given = [], [], []
         self._moved = 0
         self._steps = []
         for slot in self._slots.values():
@@ -139,6 +143,32 @@ class Recorder(TorchDispatchMode):
     def may_move(self, size: int) -> None:
         """Note a storage of ``size`` bytes that may wait on the host for its backward."""
         self._moved += _allocated(size)
+
+    def taking(self, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """Return a room that ``make`` makes; its bytes are taken from rooms, and not held.
+
+        A room that is made in a slot belongs to the slot.
+        """
+        if self._slot is not None:
+            return make()
+        before, made = self.held, len(self._heights)
+        room = make()
+        self._taken.append(bytes_of(room))
+        self.lasts(room)
+        assert self.held == before, "all that stays is the room"
+        del self._heights[made:]
+        return room
+
+    def give(self, room: Sequence[Tensor]) -> None:
+        """Note that a room waits for another unit."""
+        self._given.append(bytes_of(room))
+
+    def lasts(self, tensors: Iterable[Tensor]) -> None:
+        """Count the storages of tensors no longer as held: the rank counts what is made once."""
+        for tensor in tensors:
+            own = self._storages[tensor.untyped_storage()._cdata]
+            self.held -= own.held
+            own.held = 0
 
     def communicate(self, collective: Collective) -> None:
         """Note a collective."""
@@ -219,15 +249,16 @@ class Recorder(TorchDispatchMode):
             return
         size = _allocated(storage.nbytes())
         if self._slot is not None:
-            self._storages[key] = weakref.ref(storage, self._see_in_slot(*self._slot, key, size))
+            free_in_slot = self._see_in_slot(*self._slot, key, size)
+            self._storages[key] = _Seen(weakref.ref(storage, free_in_slot), 0)
             return
 
         def free(_: object) -> None:
-            del self._storages[key]
-            self.held -= size
+            self.held -= self._storages.pop(key).held
 
-        self._storages[key] = weakref.ref(storage, free)
-        self.held += size
+        own = _Seen(weakref.ref(storage, free), size)
+        self._storages[key] = own
+        self.held += own.held
         self._heights.append(self.held)
 
     def _see_in_slot(
@@ -245,6 +276,20 @@ class Recorder(TorchDispatchMode):
             slot.held -= size * captured
 
         return free
+
+
+@dataclass
+class _Seen:
+    """A storage that is still there, and its bytes in ``Recorder.held``."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    held: int
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that an allocator gives for the storages of tensors."""
+    storages = {own._cdata: own for own in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(_allocated(own.nbytes()) for own in storages.values())
 
 
 def _allocated(size: int) -> int:

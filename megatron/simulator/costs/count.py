@@ -216,6 +216,9 @@ class Work:
             Counts of slices have them, because the peak of a slice is at other tensors than the
             peak of another slice.
         slots: the parts in slots; the bytes above do not include theirs.
+        taken: bytes of every room that the work takes. A room is memory that the work of another
+            unit takes again. No other bytes of the work include it.
+        given: bytes of every room that the work gives back.
     """
 
     steps: tuple[Step, ...] = ()
@@ -224,6 +227,8 @@ class Work:
     moved: int = 0
     heights: tuple[int, ...] = ()
     slots: tuple[InSlot, ...] = ()
+    taken: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def launches(self) -> Iterator[Launch]:
@@ -248,15 +253,20 @@ def in_order(*parts: Work) -> Work:
     """Return one work that consists of ``parts`` in order."""
     steps: list[Step] = []
     heights: list[int] = []
+    taken: list[int] = []
+    given: list[int] = []
     left = peak = moved = 0
     for part in parts:
         steps += part.steps
+        taken += part.taken
+        given += part.given
         heights += (left + height for height in part.heights)
         peak = max(peak, left + part.peak)
         left += part.left
         moved += part.moved
     slots = joined_in_slots(chain.from_iterable(part.slots for part in parts))
-    return Work(tuple(steps), left, peak, moved, tuple(heights), slots)
+    rooms = tuple(taken), tuple(given)
+    return Work(tuple(steps), left, peak, moved, tuple(heights), slots, *rooms)
 
 
 @dataclass(frozen=True)
@@ -302,7 +312,8 @@ class Segment:
             receives: both exist before the pass. F does not free an input that the backward needs.
             The gradient that B hands to the layers before is freed by those layers.
         parameters: the parameters of the layers.
-        held: bytes of the weights in 8 bits, which are made once in an iteration.
+        held: bytes of the weights in 8 bits, and of sums over microbatches, which are made once in
+            an iteration.
         once: the work that makes these weights.
         slices: the passes of every slice of a microbatch; empty: a microbatch is whole, or
             ``passes`` are those of one slice.
@@ -382,6 +393,16 @@ class PassCount:
         """How many times the host launches something: kernels without a graph, and graphs."""
         return self.kernels + sum(own.graphs - own.launches for own in self.slots)
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """Bytes of every room that it takes, as in ``Work.taken``."""
+        return tuple(size for work, times in self.parts for size in times * work.taken)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Bytes of every room that it gives back, as in ``Work.given``."""
+        return tuple(size for work, times in self.parts for size in times * work.given)
+
 
 NO_PASS: Final = PassCount()
 
@@ -397,8 +418,6 @@ class RankCount:
         ended: the end of the same communications, after the rank has waited for them.
         parameters: the parameters of the rank.
         held: bytes that the rank always holds, beside parameters, gradients and optimizer state.
-        reused: for one microbatch, bytes of the buffers that S takes and T gives back for reuse.
-            ``passes`` does not count these bytes.
         once: additional work of the first F of an iteration, which makes the weights in 8 bits.
             The bytes of these weights are in ``held`` alone.
         slices: the count of every slice of the microbatch, without parameters and without bytes
@@ -411,7 +430,6 @@ class RankCount:
     ended: Mapping[tuple[CommKind, int], PassCount] = field(default_factory=dict)
     parameters: Parameters = Parameters()
     held: int = 0
-    reused: int = 0
     once: PassCount = NO_PASS
     slices: "Sequence[RankCount]" = ()
 
@@ -422,7 +440,6 @@ class RankCount:
             _added([own.passes for own in slices]),
             _added([own.begun for own in slices]),
             _added([own.ended for own in slices]),
-            reused=sum(own.reused for own in slices),
             slices=tuple(slices),
         )
 
@@ -438,6 +455,11 @@ class RankCount:
         A slice of a microbatch that was counted as a whole has an n-th of each number.
         """
         return (self.slices[number], 1) if self.slices else (self, slices)
+
+    @property
+    def rooms(self) -> int:
+        """Bytes of all rooms that the passes of a microbatch take and give back."""
+        return sum(sum(own.taken) for own in self.passes.values())
 
     @property
     def moved(self) -> Mapping[int, int]:

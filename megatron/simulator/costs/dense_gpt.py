@@ -86,8 +86,7 @@ def _of_slice(
         comms = list(_comms(n, u, plan, rank))
         begun = {(kind, stage): PassCount.of(work) for kind, stage, work, _ in comms}
         ended = {(kind, stage): PassCount.of(Work(left=-gone)) for kind, stage, _, gone in comms}
-        logits = HALF * n * v * (sharded or last)
-        found.append(count.RankCount(passes, begun, ended, parameters, reused=logits))
+        found.append(count.RankCount(passes, begun, ended, parameters))
     return found
 
 
@@ -155,9 +154,13 @@ def _vocabulary(n: int, h: int, v: int, plan: Plan) -> dict[PassKind, tuple[int,
     t = (*gradient * (not early), product(v, h, n, written=2 * FULL), *others(3 - early, moved))
     return {
         "IF": (0, "F", Work(others(9, 4 * u), u, u)),
-        "S": (last, "F", Work(s + gradient * early, u * early, 2 * u * early)),
+        "S": (last, "F", Work(s + gradient * early, u * early, 2 * u * early, taken=(logits,))),
         "E": (last, "F", Work(exponentials * apart)),
-        "T": (last, "W" if plan.split_backward else "B", Work(t, -u * early, (4 - 3 * early) * u)),
+        "T": (
+            last,
+            "W" if plan.split_backward else "B",
+            Work(t, -u * early, (4 - 3 * early) * u, given=(logits,)),
+        ),
         "IB": (0, "B", Work(others(2, 5 * u), -u)),
     }
 

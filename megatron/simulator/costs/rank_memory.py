@@ -23,7 +23,7 @@ from megatron.simulator.costs.slot_memory import slot_bytes
 
 
 class Rooms(Protocol):
-    """Memory for exponentials or logits that units share, as the output layer gives it to them."""
+    """Memory that units share, as the object that gives it to their passes does."""
 
     @property
     def bytes(self) -> float:
@@ -76,7 +76,7 @@ class RankMemory:
             them.
         on_host: bytes in the memory of the host: the optimizer's states, and slots for copies.
         workspaces: bytes that PyTorch lends the library of products, from the first product on.
-        rooms: returns the output layer's rooms before an iteration.
+        rooms: returns the rooms of passes before an iteration.
     """
 
     count: RankCount
@@ -189,27 +189,25 @@ def peaks(program: Program, memories: Sequence[RankMemory]) -> list[float]:
 
 
 def _at_rest(plan: Plan, memory: RankMemory, rank: int) -> float:
-    """Return the bytes that a rank holds at all times, with reused buffers and slots of graphs."""
-    rooms = _most_rooms(plan, memory, rank) if memory.count.reused else 0.0
+    """Return the bytes that a rank holds at all times, with its rooms and its slots of graphs."""
+    rooms = _most_rooms(plan, memory, rank) if memory.count.rooms else 0.0
     return memory.always + memory.workspaces + rooms + slot_bytes(plan, memory.count, rank)
 
 
 def _most_rooms(plan: Plan, memory: RankMemory, rank: int) -> float:
-    """Return the most bytes of a rank's rooms for exponentials or logits."""
+    """Return the most bytes of the rooms that a rank's passes take and give back."""
     count, rooms, most = memory.count, memory.rooms(), 0.0
-    takes, frees = ("S", "T") if plan.treatment.is_sharded else ("F", _last_kind(plan))
+    known: dict[tuple[PassKind, int, int], tuple[Sequence[float], Sequence[float]]] = {}
     for item in plan.rows[rank]:
-        if not plan.treatment.is_sharded and (rank, item.chunk) != plan.stages[-1]:
-            continue
-        own, n = count.of_slice(item.slice, plan.slices)
-        size = own.reused / n
-        if item.kind == takes:
+        key = item.kind, item.chunk, item.slice
+        if key not in known:
+            of_slice, n = count.of_slice(item.slice, plan.slices)
+            own = of_slice.passes.get(key[:2], NO_PASS)
+            known[key] = [size / n for size in own.taken], [size / n for size in own.given]
+        taken, given = known[key]
+        for size in taken:
             rooms.take(size)
-            most = max(most, rooms.bytes)
-        elif item.kind == frees:
+        most = max(most, rooms.bytes)
+        for size in given:
             rooms.give(size)
     return most
-
-
-def _last_kind(plan: Plan) -> PassKind:
-    return "W" if plan.split_backward else "B"

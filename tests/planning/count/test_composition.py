@@ -66,7 +66,7 @@ def assert_same(found: RankCount, expected: RankCount) -> None:
     ours, theirs = (sorted(size for _, size in own.parameters.sizes) for own in (found, expected))
     assert ours == theirs
     assert found.held == expected.held
-    assert found.reused == expected.reused
+    assert found.rooms == expected.rooms
     assert facts(found.passes) == facts(expected.passes)
     assert facts(found.begun) == facts(expected.begun)
     assert facts(found.ended) == facts(expected.ended)

@@ -8,23 +8,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from planning.count.counting import MODEL, plan_of, run_of
+from planning.count.counting import MODEL, counted, plan_of, run_of
 from torch import Tensor, nn
 
 from megatron.kernels.cpu.kernels import CpuKernels
 from megatron.kernels.softmax import LossOptions
 from megatron.layers.main_grad import give_main_grad
 from megatron.layers.vocabulary.output_layer import OutputLayer
-from megatron.layers.vocabulary.rooms import FreeRooms
+from megatron.layers.vocabulary.rooms import FreeRooms, RoomSizes
+from megatron.layers.vocabulary.settings import ShardSettings
 from megatron.layers.vocabulary.shard import VocabularyShard
 from megatron.planning.count.run import count_ranks
-from megatron.planning.output_rooms import RoomSizes
 from megatron.planning.run_memory import run_memory
 from megatron.schedules.lower import lower
 from megatron.schedules.make_plan import make_plan
-from megatron.simulator.costs.rank_memory import peaks
+from megatron.schedules.passes import PassKind
+from megatron.simulator.costs.rank_memory import _most_rooms, peaks
 
 ROWS, WIDTH = 12, 4
+UNIQUE = MODEL.replaced(vocab_size=1280)
+"""A model of which no other test has a count: counts are cached."""
 
 
 class WatchedKernels(CpuKernels):
@@ -83,10 +86,57 @@ def test_a_plan_asks_the_object_that_gives_the_layer_its_rooms(
     plan = make_plan("1f1b", "vocab-2", 2, microbatches)
     memories, program = run_memory(run, plan, counts), lower(plan)
     shared = peaks(program, memories)
-    monkeypatch.setattr(FreeRooms, "take", lambda rooms, fits: None)
+    monkeypatch.setattr(FreeRooms, "take", lambda rooms, fits, make: make())
     alone = peaks(program, memories)
     for rank, row in enumerate(plan.rows):
         between = max(accumulate((item.kind == "S") - (item.kind == "T") for item in row))
         assert 0 < between < microbatches
-        more = (microbatches - between) * counts[rank].reused
+        more = (microbatches - between) * counts[rank].rooms
         assert alone[rank] - shared[rank] == more > 0
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("treatment", "schedule", "takes", "gives"),
+    [
+        ("none", "1f1b", "F", "B"),
+        ("none", "zb-h1", "F", "W"),
+        ("vocab-1", "1f1b", "S", "T"),
+        ("vocab-2", "zb-h1", "S", "T"),
+        ("naive", "1f1b", "S", "T"),
+        ("interlaced", "1f1b", "S", "T"),
+    ],
+)
+def test_a_count_lists_the_rooms_that_passes_take_and_give(
+    treatment: str, schedule: str, takes: PassKind, gives: PassKind, recompute: bool
+) -> None:
+    """Logits in bf16, of a shard with the rank's share of the rows."""
+    run = run_of(MODEL, treatment, 2, sizes={"vocabulary": ShardSettings(recompute)})
+    sharded = treatment != "none"
+    rows = MODEL.vocab_size // (1 + sharded)
+    for rank, count in enumerate(counted(run, [4, 4], schedule)):
+        room = () if recompute or (rank == 0 and not sharded) else (2 * rows * MODEL.seq_length,)
+        taken = {kind: own.taken for (kind, _), own in count.passes.items() if own.taken}
+        given = {kind: own.given for (kind, _), own in count.passes.items() if own.given}
+        assert (taken, given) == (({takes: room}, {gives: room}) if room else ({}, {}))
+
+
+def test_a_plan_has_the_rooms_of_a_layer_that_takes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that keeps no logits, but shares the memory of a tile among its passes."""
+    scratch, run = (
+        OutputLayer._scratch,
+        run_of(UNIQUE, "vocab-2", 2, sizes={"vocabulary": ShardSettings(True)}),
+    )
+
+    def shared(layer: OutputLayer, x_nh: Tensor) -> Sequence[Tensor]:
+        room = layer._rooms.take(lambda own: True, lambda: scratch(layer, x_nh))
+        layer._rooms.give(room)
+        return room
+
+    monkeypatch.setattr(OutputLayer, "_scratch", shared)
+    plan = make_plan("1f1b", "vocab-2", 2, 8)
+    counts = count_ranks(run, plan_of(run), [4, 4])
+    tile = -(-UNIQUE.vocab_size // 2 // 4)  # a quarter of the shard's rows
+    for count, memory in zip(counts, run_memory(run, plan, counts), strict=True):
+        assert count.passes["S", 0].taken == count.passes["T", 0].given
+        assert _most_rooms(plan, memory, 0) == 2 * tile * UNIQUE.seq_length
