@@ -18,10 +18,9 @@ from megatron.foreign.launches import Launch, Ranks
 from megatron.foreign.values import Hole, Holes
 from megatron.parallel.context_settings import ContextRankSettings
 from megatron.parallel.settings import PipelineRankSettings, TensorRankSettings
-from megatron.planning.search.dimensions import ASKING_FOR_TREATMENTS
 from megatron.run.command_line import read
 from megatron.run.expert_ranks import sizes_of_experts
-from megatron.run.schedule import ACCOUNTS, ENDS, LAYOUT, treatment_of
+from megatron.run.schedule import ACCOUNTS, ASKING_FOR_TREATMENTS, ENDS, LAYOUT, treatment_of
 from megatron.run.told import Told, is_of, told_of
 from megatron.schedules.treatments import TREATMENTS
 
