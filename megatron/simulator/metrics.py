@@ -27,12 +27,13 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "floor": (
         "a lower bound of the time, model FLOPs / (p x the rate of a rank). The rate is measured "
         "in one product of the output layer, [n, h] x [h, 128000], with n tokens of a microbatch "
-        "and hidden size h. No schedule that multiplies at this rate is faster"
+        "and hidden size h. No schedule that multiplies at this rate, and computes attention in "
+        "full, is faster"
     ),
     "MFU": "model FLOPs / (p x the best rate of a rank in square products x the time)",
     "simulated": (
-        "the simulated time of the plan, with the measured times of its passes and "
-        "communications, divided by the measured time"
+        "simulated time / measured time. The plan is simulated with the measured times of its "
+        "passes and communications"
     ),
 }
 """Name of a figure -> its definition."""

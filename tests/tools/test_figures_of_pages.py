@@ -35,7 +35,7 @@ def test_the_page_of_the_schedules_has_the_times_of_the_pictures(schedule: str) 
 RUNS: Final[Mapping[str, str]] = {
     "our 1F1B": "1f1b",
     "our ZB-V": "zb-v",
-    "one process, two threads": "single",
+    "plain PyTorch, one process": "single",
     "PyTorch's 1F1B": "pytorch-1f1b",
     "PyTorch's ZB-V": "pytorch-zbv",
 }
@@ -65,14 +65,18 @@ def test_the_readme_has_the_times_of_its_benchmark() -> None:
 
 
 def test_the_readme_has_the_ratios_of_its_table() -> None:
-    """Of a whole to a split vocabulary at 256k, for 1F1B and for ZB-V; and of one process."""
+    """At 256k: of a whole to a split vocabulary, of one process, and of PyTorch's 1F1B to ours."""
     rows = {(row[0], row[1]): float(row[5]) for row in rows_of(README, "| vocabulary | run |")}
     text = " ".join(README.split())
     said = re.search(r"1F1B takes ([\d.]+) times .*?, and our ZB-V ([\d.]+) times", text)
     of_one_process = re.search(r"our split runs are ([\d.]+) to ([\d.]+) times as fast", text)
+    of_pytorch = re.search(r"our 1F1B is ([\d.]+) times as fast as PyTorch's 1F1B", text)
     assert said is not None
     assert of_one_process is not None
-    process = rows["whole", "one process, two threads"]
+    assert of_pytorch is not None
+    whole = rows["whole", "PyTorch's 1F1B"] / rows["whole", "our 1F1B"]
+    assert float(of_pytorch[1]) == pytest.approx(whole, abs=0.006)
+    process = rows["whole", "plain PyTorch, one process"]
     assert process == min(own for (vocabulary, _), own in rows.items() if vocabulary == "whole")
     for run, ratio, faster in zip(
         ("our 1F1B", "our ZB-V"), said.groups(), of_one_process.groups(), strict=True
