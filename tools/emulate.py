@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.commands.environment import in_environment
 
 with in_environment():
-    from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
+    from megatron.commands.arguments import PLAN_GROUPS, PlanFlags, SizeFlags, request_of
     from megatron.commands.replica_flags import OverlapFlags
     from megatron.flags.command import read
     from megatron.flags.declare import flag
@@ -45,6 +45,7 @@ with in_environment():
     from megatron.flags.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE
     from megatron.flags.readable import told_as_error
     from megatron.native.files import read_text
+    from megatron.schedules.block_options import BlockOptions
     from megatron.schedules.plan_flags import PLAN_FLAGS
     from tools.emulation.cases import (
         EmulatedCase,
@@ -103,7 +104,7 @@ class EmulateFlags:
     seed: int | None = flag(None, "Of the jitter.", NOT_NEGATIVE, unset="0")
 # fmt: on
 
-GROUPS = (EmulateFlags, SizeFlags, PlanFlags, OverlapFlags)
+GROUPS = (EmulateFlags, *PLAN_GROUPS, OverlapFlags)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,10 @@ def check_unused(flags: Flags) -> Iterator[str]:
     own, declared = flags[EmulateFlags], all_declarations(GROUPS)
     values = dict(_values(flags))
     replicas = 1 if own.grid is None else own.grid.replicas
-    of_plan, of_overlap = all_declarations((PlanFlags,)), all_declarations((OverlapFlags,))
+    of_plan, of_overlap = (
+        all_declarations((PlanFlags, BlockOptions)),
+        all_declarations((OverlapFlags,)),
+    )
     for options, belongs_to, idle in (
         (
             (*of_plan, "--offload-chunk-num", "--cases", "--unit", "--grid"),
@@ -272,7 +276,7 @@ def read_cases(words: Sequence[str]) -> list[EmulatedCase]:
         return measured_cases(own.csv, own.rows or None, size.microbatches, ranks)
     assert own.measured_costs is not None, "one of both is given"
     replicas, ranks = own.grid or (1, size.pipeline_model_parallel_size)
-    request = request_of(replace(size, pipeline_model_parallel_size=ranks), flags[PlanFlags])
+    request = request_of(flags.replaced(replace(size, pipeline_model_parallel_size=ranks)))
     overlap, offloaded = flags[OverlapFlags].overlap, own.offload_chunk_num or 0
     unit = own.unit or 1.0
     return [planned_case(request, own.measured_costs, unit, replicas, overlap, offloaded)]

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron.flags.declare import flag
+from megatron.flags.groups import Flags
 from megatron.flags.ranges import COUNT, SECONDS
 from megatron.native.files import replace_text, write_text
-from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES, takers
+from megatron.schedules.block_options import BlockOptions
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, SCHEDULE_NAMES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.plan_file import load_any_plan, treatments_of
 from megatron.schedules.plan_flags import PLAN_FLAGS
@@ -53,10 +55,6 @@ class PlanFlags:
     num_virtual_stages_per_pipeline_rank: int | None = flag(None,
         f"Model chunks of a rank, for {' or '.join(CHUNKED_SCHEDULES)}.", COUNT, metavar="CHUNKS",
         names=("-v", *PLAN_FLAGS["chunks"][1:]), unset="the schedule's")
-    microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
-        "Microbatches that go through a chunk before any of them enters the next, for "
-        f"{' or '.join(takers('group'))}.", COUNT, metavar="MICROBATCHES",
-        names=PLAN_FLAGS["group"][1:], unset="as many as ranks")
     num_seq_splits: int | None = flag(None,
         "Slices into which every microbatch is cut along its sequence.", COUNT, metavar="SLICES",
         names=PLAN_FLAGS["slices"][1:], unset="1, or those of --schedule-file")
@@ -81,9 +79,12 @@ class PlanFlags:
         unset=f"no limit; for --pipeline-schedule optimal {DEFAULT_SECONDS:g}")
 # fmt: on
 
+PLAN_GROUPS: Final = (SizeFlags, PlanFlags, BlockOptions)
+"""All flags of a plan."""
 
-def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> Request:
-    """Return the plan that the flags ask for.
+
+def request_of(flags: Flags, costs: Costs = UNIT_COSTS) -> Request:
+    """Return the plan that the flags of ``PLAN_GROUPS`` ask for.
 
     Values that the flags leave out come from the plan's file, if there is a file, or from
     ``DEFAULTS``.
@@ -91,13 +92,13 @@ def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> R
     Raises:
         ValueError: if the file holds no plan that can be run, or the flags make no request.
     """
+    size, plan = flags[SizeFlags], flags[PlanFlags]
     asked = {
         "schedule": plan.pipeline_schedule,
         "vocabulary": plan.vocab_parallel,
         "ranks": size.pipeline_model_parallel_size,
         "microbatches": size.microbatches,
         "chunks": plan.num_virtual_stages_per_pipeline_rank,
-        "group": plan.microbatch_group_size_per_virtual_pipeline_stage,
         "slices": plan.num_seq_splits,
         "memory_limit": plan.zero_bubble_max_pending_backward,
         "split_backward": plan.split_backward or None,
@@ -105,6 +106,7 @@ def request_of(size: SizeFlags, plan: PlanFlags, costs: Costs = UNIT_COSTS) -> R
         "seconds": plan.search_seconds,
         "recompute_ahead": plan.recompute_ahead,
         "joined": plan.overlap_moe_expert_parallel_comm or None,
+        "options": flags[BlockOptions],
     }
     given = {field: value for field, value in asked.items() if value is not None}
     return Request(costs=costs, **{**DEFAULTS, **_of_file(plan.schedule_file), **given})

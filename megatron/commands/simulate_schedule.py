@@ -38,8 +38,8 @@ from textwrap import fill
 from typing import Final
 
 from megatron.commands.arguments import (
+    PLAN_GROUPS,
     PlanFlags,
-    SizeFlags,
     picture_flag,
     request_of,
     window_flag,
@@ -132,7 +132,7 @@ class OutputFlags:
         "Write the plan in text form, to be edited and given to --schedule-file.", unset="none")
 # fmt: on
 
-GROUPS: Final = (SizeFlags, PlanFlags, CostFlags, ReplicaFlags, OutputFlags)
+GROUPS: Final = (*PLAN_GROUPS, CostFlags, ReplicaFlags, OutputFlags)
 
 
 def _epilog() -> str:
@@ -285,7 +285,7 @@ def simulate_schedule(argv: Sequence[str] | None) -> None:
     """
     flags = read(argv, f"{__doc__}\n{_epilog()}", *GROUPS, rules=(about_replicas,))
     shown, plan = flags[OutputFlags], flags[PlanFlags]
-    request = request_of(flags[SizeFlags], plan)
+    request = request_of(flags)
     given = read_costs(flags[CostFlags], request.vocabulary)
     costs = with_exchange(given.costs, flags[ReplicaFlags], request.ranks)
     scenario = read_case(flags, replace(request, costs=costs))

@@ -1,7 +1,9 @@
 """Schedules as data: ``plan`` makes a plan; other functions write and read it in PyTorch's form."""
 
 from collections.abc import Mapping
+from typing import Any
 
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.check import check
 from megatron.schedules.costs import Time
 from megatron.schedules.held import in_flight
@@ -34,11 +36,11 @@ def plan(
     *,
     vocabulary: str = "none",
     chunks: int | None = None,
-    group: int | None = None,
     memory_limit: float | None = None,
     split_backward: bool = False,
     costs: Mapping[str, Time] | None = None,
     seconds: float = DEFAULT_SECONDS,
+    **options: Any,
 ) -> Plan:
     """Return the checked plan of a schedule: for every rank its passes in order.
 
@@ -56,8 +58,6 @@ def plan(
         vocabulary: treatment of the embedding and the output layer: ``none`` (the first and the
             last stage have them), ``vocab-1``, ``vocab-2``, ``naive`` or ``interlaced``.
         chunks: model chunks of a rank, for a schedule that can have several.
-        group: microbatches that go through a chunk before any of them enters the next, at least p,
-            for ``interleaved``.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit. ``zb-v``, ``v-half`` and ``v-min`` use a larger limit for a shorter plan.
         split_backward: make the weight gradients separate passes W, even if the schedule does not.
@@ -66,8 +66,11 @@ def plan(
             chunk of each rank. Costs decide where passes are placed. A plan is right with any
             costs.
         seconds: the most time that ``optimal`` may take.
+        options: options that only some schedules take, by their short names in docs/running.md, as
+            ``group=8`` for ``interleaved``.
 
     Raises:
+        TypeError: if no option has one of these names.
         ValueError: if there is no such schedule, treatment or plan. The message names the way out.
     """
     return plan_for(
@@ -78,10 +81,10 @@ def plan(
             microbatches,
             named_costs(costs),
             chunks=chunks,
-            group=group,
             memory_limit=memory_limit,
             split_backward=split_backward,
             seconds=seconds,
+            options=BlockOptions.of(**options),
         )
     )
 

@@ -144,7 +144,7 @@ def request_of(parallel: ParallelConfig, microbatches: int, name: str) -> Reques
         joins_all=parallel.pairs.tp_comm_overlap,
         split_backward=parallel.pairs.delay_wgrad_compute and "split_backward" in traits.options,
         slices=parallel.slices.num_seq_splits,
-        **parallel.planning.block_options(name),
+        options=parallel.block_options.taken_by(traits),
     )
     return as_compared(request) if TRAITS[parallel.pipeline_schedule].compares else request
 

@@ -34,6 +34,7 @@ from megatron.run.schedule import (
     uses_limit,
 )
 from megatron.run.stages import distribution_of
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.settings import (
     OffloadSettings,
     PairSettings,
@@ -64,6 +65,7 @@ class ParallelConfig:
             chunks that a rank may hold between R and B; ``None``: B computes layers again.
         replicas: data parallelism.
         planning: how a plan is found.
+        block_options: options that only some schedules take.
         tensor: tensor-parallel ranks.
         context: context-parallel ranks, and how attention sees the tokens of all of them.
         experts: the ranks that have the experts of a layer.
@@ -88,6 +90,7 @@ class ParallelConfig:
     recompute_ahead: int | None = None
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
     planning: PlanSettings = field(default_factory=PlanSettings)
+    block_options: BlockOptions = field(default_factory=BlockOptions)
     tensor: TensorRankSettings = field(default_factory=TensorRankSettings)
     context: ContextRankSettings = field(default_factory=ContextRankSettings)
     slices: SliceSettings = field(default_factory=SliceSettings)
@@ -184,6 +187,7 @@ def parallel_config(flags: Flags, vocab_size: int, replicas: int) -> ParallelCon
         devices=flags[DeviceSettings].resolved(),
         layers=distribution_of(flags, treatment),
         planning=_planning(flags),
+        block_options=flags[BlockOptions],
         recompute_ahead=flags[RecomputeSettings].recompute_ahead,
         offload=flags[OffloadSettings],
         replicas=replicas_of(flags, replicas),

@@ -33,7 +33,8 @@ from megatron.run.schedule import (
 )
 from megatron.run.stages import distribution_of
 from megatron.run.train import TrainSettings, batch_share
-from megatron.schedules.catalogue import BLOCK_OPTIONS, OPTIONS, TRAITS, takers
+from megatron.schedules.block_options import BlockOptions, GivenOption
+from megatron.schedules.catalogue import TRAITS
 from megatron.schedules.limits import GIB_FLAG, PENDING_FLAG, PERCENT_FLAG
 from megatron.schedules.plan import Plan
 from megatron.schedules.plan_file import load_any_plan, misfits
@@ -192,31 +193,41 @@ def _options_of_schedule(flags: Flags) -> Iterator[str]:
     Where nothing asks for another schedule than the default, they have no effect, as in Megatron.
     """
     schedule = schedule_of(flags)
-    for name in BLOCK_OPTIONS if _asks_for_schedule(flags) else ():
-        option = OPTIONS[name]
-        if option.flag in TRAITS[schedule].flags or TRAITS[schedule].compares:
-            continue
-        known = " or ".join(takers(name))
-        for given in given_flags(flags[PlanSettings], option.field):
-            yield (
-                f"{given}: {schedule} has no use for it, because {option.unused.format(known)}: "
-                f"leave it out, or take --pipeline-schedule {known}"
-            )
+    for given in _useless_options(flags) if _asks_for_schedule(flags) else ():
+        yield (
+            f"{given.written}: {schedule} has no use for it, because {given.unused}: leave it out, "
+            f"or take --pipeline-schedule {given.takers}"
+        )
+
+
+@notes
+def _idle_options(flags: Flags) -> Iterator[str]:
+    """Note options that the default schedule does not take, if nothing asks for another one."""
+    schedule = schedule_of(flags)
+    for given in () if _asks_for_schedule(flags) else _useless_options(flags):
+        yield (
+            f"{given.written} changes nothing: {schedule} has no use for it, because {given.unused}"
+        )
 
 
 @refuses
-def _small_groups(flags: Flags) -> Iterator[str]:
-    """Refuse groups of microbatches that are smaller than the pipeline."""
-    schedule, size = schedule_of(flags), flags[PlanSettings].group
-    option, ranks = OPTIONS["group"], flags[PipelineRankSettings].size
-    if option.flag not in TRAITS[schedule].flags and not TRAITS[schedule].compares:
-        return
-    for given in given_flags(flags[PlanSettings], _GROUP) if _asks_for_schedule(flags) else ():
-        if size is not None and not option.allows(size, ranks):
+def _faulty_options(flags: Flags) -> Iterator[str]:
+    """Refuse options of blocks with which the schedule has no block on these ranks."""
+    useless, ranks = [*_useless_options(flags)], flags[PipelineRankSettings].size
+    for given in flags[BlockOptions].given:
+        if given not in useless and (fault := given.fault(ranks)):
             yield (
-                f"{given} is less than --pipeline-model-parallel-size {ranks}, so the first rank "
-                f"would wait for the last one in every turn: give {ranks} or more, or leave it out"
+                f"{given.written} with --pipeline-model-parallel-size {ranks}: {fault}, or leave "
+                "it out"
             )
+
+
+def _useless_options(flags: Flags) -> Iterator[GivenOption]:
+    """Yield the options of blocks that the schedule does not take; ``auto`` takes all."""
+    traits = TRAITS[schedule_of(flags)]
+    for given in flags[BlockOptions].given:
+        if not given.is_taken_by(traits) and not traits.compares:
+            yield given
 
 
 def _asks_for_schedule(flags: Flags) -> bool:
@@ -227,14 +238,10 @@ def _asks_for_schedule(flags: Flags) -> bool:
 @notes
 def _idle_groups(flags: Flags) -> Iterator[str]:
     """Note groups of microbatches that are as they would be without the flag."""
-    size, ranks = flags[PlanSettings].group, flags[PipelineRankSettings].size
-    for given in given_flags(flags[PlanSettings], _GROUP):
-        if not _asks_for_schedule(flags):
-            yield (
-                f"{given} changes nothing: only chunks take turns in groups of microbatches, and "
-                f"{DEFAULT_SCHEDULE} has one chunk a rank"
-            )
-        elif size == ranks:
+    size = flags[BlockOptions].microbatch_group_size_per_virtual_pipeline_stage
+    ranks = flags[PipelineRankSettings].size
+    for given in given_flags(flags[BlockOptions], _GROUP) if _asks_for_schedule(flags) else ():
+        if size == ranks:
             yield f"{given} changes nothing: groups are as large as the pipeline anyway"
         elif 0 < (units := _units(flags)) <= ranks:
             yield f"{given} changes nothing: an iteration has {units} microbatches or slices"

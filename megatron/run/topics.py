@@ -38,6 +38,7 @@ from megatron.run.model import MODEL_GROUPS
 from megatron.run.precision import PrecisionSettings
 from megatron.run.records import RecordSettings
 from megatron.run.train import TrainSettings
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.settings import (
     OffloadSettings,
     PairSettings,
@@ -68,7 +69,7 @@ TOPICS: Final[tuple[type | Topic, ...]] = (
     Topic(
         "The pipeline's schedule, and the layers of its stages", (ScheduleSettings, StageSettings)
     ),
-    PlanSettings,
+    Topic("How a plan of passes is found", (PlanSettings, BlockOptions)),
     SliceSettings,
     Topic("Length, batch size and evaluations", (TrainSettings, DeepSpeedSettings)),
     PrecisionSettings,

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, Literal, NamedTuple
+from inspect import signature
+from typing import Any, Final, Literal, NamedTuple
 
+from megatron.flags.declare import option_of
 from megatron.schedules.blocks.block import Block
 from megatron.schedules.blocks.dualpipe_v import dualpipe_v
 from megatron.schedules.blocks.gis import entries, gis, gis_h, half_of, pipeoffload
@@ -24,7 +26,7 @@ PAPER_KEPT: Final = 32 / 74
 the limit of ZB-2p is counted with this share. All other schedules count the activations between B
 and W in full."""
 
-OptionName = Literal["chunks", "group", "split_backward", "file", "seconds", "shortened"]
+OptionName = Literal["chunks", "split_backward", "file", "seconds", "shortened"]
 """An option of a request that only some schedules take: the name of a field of ``Request``."""
 
 
@@ -35,34 +37,14 @@ class Option(NamedTuple):
         unused: why the other schedules have no use for it; {} stands for the schedules that do.
         flag: the flag of training that gives it; empty: no flag of training is for these schedules
             alone.
-        at_least_ranks: whether its number is at least the number of pipeline ranks.
-        is_of_block: whether it is a number that a block is made with; its flag is a field of
-            ``PlanSettings``.
     """
 
     unused: str
     flag: str = ""
-    at_least_ranks: bool = False
-    is_of_block: bool = False
-
-    @property
-    def field(self) -> str:
-        """The name of the flag's field."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-    def allows(self, value: float | str, ranks: int) -> bool:
-        """Return whether a pipeline of so many ranks can have a value, which may be its word."""
-        return not self.at_least_ranks or float(value) >= ranks
 
 
 OPTIONS: Final[Mapping[OptionName, Option]] = {
     "chunks": Option("its plans have a number of their own; {} takes one", PLAN_FLAGS["chunks"][0]),
-    "group": Option(
-        "only {} has groups whose size can be chosen",
-        PLAN_FLAGS["group"][0],
-        at_least_ranks=True,
-        is_of_block=True,
-    ),
     "split_backward": Option("its plan has W passes or not; 'auto' takes a request for them"),
     "file": Option("a plan file goes with the schedule 'file'", PLAN_FLAGS["file"][0]),
     "seconds": Option("only 'optimal' searches for as long as it may"),
@@ -70,11 +52,8 @@ OPTIONS: Final[Mapping[OptionName, Option]] = {
         "only the plan of a schedule with a block can stay in the order of the block"
     ),
 }
-"""Name -> option, for all options that only some schedules take."""
-BLOCK_OPTIONS: Final = tuple(name for name, own in OPTIONS.items() if own.is_of_block)
-"""The options that blocks are made with."""
-OPTION_FLAGS: Final[tuple[str, ...]] = tuple(own.flag for own in OPTIONS.values() if own.flag)
-"""The flags of training that only some schedules take."""
+"""Name -> option, for the options of a request that only some schedules take, besides those that
+blocks are made with (``BlockOptions``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +97,16 @@ class Traits:
         return self.chunk_step > 0
 
     @property
+    def block_options(self) -> tuple[str, ...]:
+        """The fields of ``BlockOptions`` that it takes."""
+        return ()
+
+    @property
     def flags(self) -> frozenset[str]:
         """The flags of ``OPTION_FLAGS`` that it takes."""
         own = self.options if self.takes_chunks else self.options - {"chunks"}
-        return frozenset(OPTIONS[name].flag for name in own) - {""}
+        of_block = map(option_of, self.block_options)
+        return frozenset((*(OPTIONS[name].flag for name in own), *of_block)) - {""}
 
     def chunks_fault(self, chunks: int) -> str | None:
         """Return the reason why a rank cannot have so many chunks, or ``None`` if it can.
@@ -159,8 +144,9 @@ class Schedule(Traits):
             plan may then hold as many microbatches as the limit allows.
         bubble_free: whether no rank idles between its first and its last pass, if passes of all
             kinds take equally long.
-        in_groups: makes the same schedule with groups of a given number of microbatches, at least
-            p; ``None``: a request cannot choose the number.
+        with_options: makes the same schedule with other options. Its arguments are the fields of
+            ``BlockOptions`` that the schedule takes, with the same defaults. ``None``: it takes
+            none of them.
     """
 
     block: Callable[[int, int, int], Block]
@@ -168,10 +154,21 @@ class Schedule(Traits):
     searched: bool = False
     fills: bool = False
     bubble_free: bool = False
-    in_groups: "Callable[[int], Schedule] | None" = None
+    with_options: "Callable[..., Schedule] | None" = None
     options: frozenset[OptionName] = field(
         default=frozenset({"chunks", "split_backward", "shortened"}), kw_only=True
     )
+
+    @property
+    def block_options(self) -> tuple[str, ...]:
+        """The fields of ``BlockOptions`` that it takes."""
+        return () if self.with_options is None else tuple(signature(self.with_options).parameters)
+
+    def made_with(self, values: Mapping[str, Any]) -> "Schedule":
+        """Return the same schedule with the values of some of its ``block_options``."""
+        if self.with_options is None or not values:
+            return self
+        return self.with_options(**values)
 
     def rough_bubble(self, ranks: int, chunks: int, microbatches: int) -> float:
         """Return about how many microbatches would fill a rank's idle time in an iteration.
@@ -188,8 +185,9 @@ class Schedule(Traits):
 
 
 @cache  # plans of one schedule are found again by it
-def _interleaved(group: int | None = None) -> Schedule:
+def _interleaved(microbatch_group_size_per_virtual_pipeline_stage: int | None = None) -> Schedule:
     """Return interleaved 1F1B in groups of so many microbatches; ``None``: of p."""
+    group = microbatch_group_size_per_virtual_pipeline_stage
 
     def size(p: int, m: int) -> int:
         """Return the microbatches of a full group; there are no more than all of them."""
@@ -204,8 +202,7 @@ def _interleaved(group: int | None = None) -> Schedule:
         chunks=2,
         chunk_step=1,
         split=False,
-        in_groups=_interleaved,
-        options=frozenset({"chunks", "group", "split_backward", "shortened"}),
+        with_options=_interleaved,
     )
 
 
@@ -370,6 +367,12 @@ TRAITS: Final[Mapping[str, Traits]] = {
 }
 """Name -> traits, for all schedules."""
 
+OPTION_FLAGS: Final[tuple[str, ...]] = (
+    *(own.flag for own in OPTIONS.values() if own.flag),
+    *dict.fromkeys(option_of(name) for own in TRAITS.values() for name in own.block_options),
+)
+"""The flags of training that only some schedules take."""
+
 SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(TRAITS)
 TRAINABLE_SCHEDULES: Final[tuple[str, ...]] = tuple(n for n, t in TRAITS.items() if t.trainable)
 """The names that ``--pipeline-schedule`` takes."""
@@ -383,9 +386,9 @@ OF_EVERY_SHAPE: Final = ("1f1b", "interleaved", "zb-v")
 """A schedule of every shape: a chunk for each rank, chunks in a circle, and chunks in a V."""
 
 
-def takers(option: OptionName) -> tuple[str, ...]:
-    """Return the names of the schedules that take the flag of an option."""
-    return tuple(name for name, own in TRAITS.items() if OPTIONS[option].flag in own.flags)
+def takers(flag: str) -> tuple[str, ...]:
+    """Return the names of the schedules that take a flag of ``OPTION_FLAGS``."""
+    return tuple(name for name, own in TRAITS.items() if flag in own.flags)
 
 
 def without_bubble(*, in_chunks: bool) -> str:

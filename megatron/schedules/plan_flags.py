@@ -1,6 +1,7 @@
 """The names of the command-line flags that describe a plan, the same for every command.
 
 Training and each tool declare these flags with their own help texts, so only the names stand here.
+(All commands share the flags of ``BlockOptions``, which have their names with them.)
 The first name of a flag is the name that training uses; messages and documents use it too. The
 tools accept the other names in its place.
 """
@@ -13,7 +14,6 @@ PLAN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "vocabulary": ("--vocab-parallel", "--vocab"),
     "ranks": ("--pipeline-model-parallel-size", "--ranks"),
     "chunks": ("--num-virtual-stages-per-pipeline-rank", "--chunks"),
-    "group": ("--microbatch-group-size-per-virtual-pipeline-stage", "--group"),
     "slices": ("--num-seq-splits", "--slices"),
     "memory_limit": ("--zero-bubble-max-pending-backward", "--memory-limit"),
     "file": ("--schedule-file", "--file"),

@@ -1,10 +1,11 @@
 """A request says which plan is wanted. It refuses all faults that show before the plan is made."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Final
 
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.catalogue import (
     OPTIONS,
     SCHEDULE_NAMES,
@@ -40,8 +41,7 @@ class Request:
             chunks, they are the costs of all chunks of a rank together.
         slices: slices n into which every microbatch is cut along its sequence.
         chunks: model chunks per rank, for a schedule of ``CHUNKED_SCHEDULES``.
-        group: microbatches that go through a chunk before any of them enters the next, at least p,
-            for a schedule that takes the option; with slices, slices. ``None``: p.
+        options: options of the block, for a schedule that takes them.
         memory_limit: the most microbatches that a rank may have in flight. ``zb-auto`` needs a
             limit; the limit of ``optimal`` is by default p plus the number of barriers; other
             schedules have no default limit. A schedule that ``fills`` may use the whole limit for a
@@ -73,7 +73,7 @@ class Request:
     _: KW_ONLY
     slices: int = 1
     chunks: int | None = None
-    group: int | None = None
+    options: BlockOptions = field(default_factory=BlockOptions)
     memory_limit: float | None = None
     rank_limits: tuple[float, ...] = ()
     split_backward: bool = False
@@ -99,11 +99,8 @@ class Request:
 
     @property
     def catalogued(self) -> Schedule:
-        """The row of the catalogue of a schedule that has a block, with the wanted groups."""
-        known = SCHEDULES[self.schedule]
-        if self.group is None or known.in_groups is None:
-            return known
-        return known.in_groups(self.group)
+        """The row of the catalogue of a schedule that has a block, with the wanted options."""
+        return SCHEDULES[self.schedule].made_with(self.options.values)
 
     @property
     def treatment(self) -> Treatment:
@@ -147,12 +144,9 @@ class Request:
             raise ValueError(
                 f"a microbatch has at least 1 slice, got {self.slices}: 1 leaves it whole"
             )
-        if self.group is not None and not OPTIONS["group"].allows(self.group, self.ranks):
-            raise ValueError(
-                f"groups of {counted(self.group, 'microbatch')} are smaller than the pipeline of "
-                f"{counted(self.ranks, 'rank')}, so rank 0 would wait in every turn for the last "
-                f"rank: take {self.ranks} or more"
-            )
+        for given in self.options.given:
+            if fault := given.fault(self.ranks):
+                raise ValueError(fault)
         chunks = self.chunks or self.traits.chunks
         if (forwards := self.ranks * chunks * self.units) > MOST_FORWARDS:
             cut = f" x {counted(self.slices, 'slice')}" if self.slices > 1 else ""
@@ -184,9 +178,14 @@ class Request:
         for option, known in OPTIONS.items():
             value, default = getattr(self, option), getattr(Request, option)
             if value != default and option not in self.traits.options:
-                why = known.unused.format(" or ".join(takers(option)))
+                why = known.unused.format(" or ".join(takers(known.flag)))
                 raise ValueError(
                     f"{self.schedule} has no use for {option}={value}: {why}; leave it out"
+                )
+        for given in self.options.given:
+            if not given.is_taken_by(self.traits):
+                raise ValueError(
+                    f"{self.schedule} has no use for {given}: {given.unused}; leave it out"
                 )
 
     def _refuse_chunks(self) -> None:

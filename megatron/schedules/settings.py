@@ -2,21 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from megatron.flags.auto import AUTO, number_or_auto
 from megatron.flags.declare import derived, flag
-from megatron.flags.ranges import BANDWIDTH, COUNT, DEPTH, PATIENCE, Range
-from megatron.schedules.catalogue import (
-    BLOCK_OPTIONS,
-    CHUNKED_SCHEDULES,
-    OPTIONS,
-    PAIRED_SCHEDULES,
-    TRAINABLE_SCHEDULES,
-    TRAITS,
-    OptionName,
-    takers,
-)
+from megatron.flags.ranges import BANDWIDTH, DEPTH, PATIENCE, Range
+from megatron.schedules.catalogue import CHUNKED_SCHEDULES, PAIRED_SCHEDULES, TRAINABLE_SCHEDULES
 from megatron.schedules.limits import PENDING_FLAG, Gib, LimitByMemory, Percent
 from megatron.schedules.slice_lengths import TOKENS, SliceStrategy
 
@@ -133,12 +124,6 @@ class PlanSettings:
         "The same limit in GiB: the most that the tensors of a rank may take, with parameters, "
         "gradients and optimizer state.", Range(0.001, 1e6), metavar="GIB",
         unset="no limit, or as the percentage says")
-    microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None,
-        "Microbatches that go through a model chunk before any of them enters the next: at least "
-        "as many as there are pipeline ranks. With more, messages from the last rank to the first "
-        "have more time, and a rank holds more. With slices, so many slices. For "
-        f"{' or '.join(takers('group'))}.", COUNT, metavar="MICROBATCHES",
-        unset="as many as pipeline ranks")
     search_seconds: float | None = flag(None,
         "Seconds to search for a plan. When they are over, all ranks take the best plan that rank "
         "0 has found. Without this flag a search ends by a count of its work, so every machine "
@@ -152,22 +137,6 @@ class PlanSettings:
         "same settings. Then it names the settings or schedules that it did not try.",
         PATIENCE, idle_without="--dry-run")
     # fmt: on
-
-    @property
-    def group(self) -> int | None:
-        """Microbatches of a group, for a schedule that has groups; ``None``: p."""
-        return self.microbatch_group_size_per_virtual_pipeline_stage
-
-    def block_options(self, schedule: str) -> dict[OptionName, Any]:
-        """Return the given options that the block of a schedule is made with, for a request.
-
-        Args:
-            schedule: a name of ``TRAITS``. Options that it does not take are left out.
-        """
-        taken = {name: OPTIONS[name].field for name in BLOCK_OPTIONS}
-        given = {name: getattr(self, field) for name, field in taken.items()}
-        flags = TRAITS[schedule].flags
-        return {n: v for n, v in given.items() if v is not None and OPTIONS[n].flag in flags}
 
     @property
     def memory_limit(self) -> float | None:

@@ -5,13 +5,14 @@ from typing import Final
 
 import pytest
 
-from megatron.commands.arguments import PlanFlags, SizeFlags, request_of
+from megatron.commands.arguments import PLAN_GROUPS, request_of
 from megatron.commands.simulate_schedule import GROUPS
 from megatron.flags.command import read, reading
 from megatron.flags.declare import option_of
-from megatron.flags.groups import Flags, options_of
+from megatron.flags.groups import Flags, declarations, options_of
 from megatron.run.topics import DECLARED
 from megatron.run.words import sort_words
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.make_plan import make_plan, plan_for
 from megatron.schedules.plan_flags import PLAN_FLAGS
 from megatron.schedules.request import Request
@@ -20,6 +21,8 @@ from tools import benchmark, emulate
 ROOT: Final = Path(__file__).resolve().parents[2]
 VALUES: Final = {"schedule": "zb-v", "vocabulary": "vocab-2", "file": "p.plan", "costs": "c.json"}
 """A value for each flag of a plan that takes no number."""
+NAMES: Final = {**PLAN_FLAGS, **{own.name: own.names for own in declarations(BlockOptions)}}
+"""The names of each flag of a plan, for the parts of a request and for the options of blocks."""
 
 
 SWITCHES: Final = ("joined",)
@@ -30,9 +33,9 @@ def words_of(field: str, name: str) -> list[str]:
     return [name] if field in SWITCHES else [name, VALUES.get(field, "3")]
 
 
-@pytest.mark.parametrize("field", PLAN_FLAGS)
+@pytest.mark.parametrize("field", NAMES)
 def test_every_name_of_a_flag_means_the_same_in_training(field: str) -> None:
-    documented, *others = PLAN_FLAGS[field]
+    documented, *others = NAMES[field]
     wanted = sort_words(words_of(field, documented), DECLARED)
     assert wanted.words == words_of(field, documented)
     for name in others:
@@ -45,9 +48,9 @@ def value_of(flags: Flags, option: str) -> object:
     return dict(values)[option]
 
 
-@pytest.mark.parametrize("field", PLAN_FLAGS)
+@pytest.mark.parametrize("field", NAMES)
 def test_every_name_of_a_flag_means_the_same_in_the_simulator(field: str) -> None:
-    names = PLAN_FLAGS[field]
+    names = NAMES[field]
     documented, *others = [reading(words_of(field, name), GROUPS) for name in names]
     assert not documented.mistakes
     assert str(value_of(documented.flags, names[0])) in (VALUES.get(field), "3", "3.0", "True")
@@ -84,7 +87,7 @@ def test_the_benchmark_knows_them_too_and_its_old_plurals(field: str, old: str) 
 
 def test_the_page_on_running_lists_every_name() -> None:
     page = (ROOT / "docs/running.md").read_text()
-    for names in PLAN_FLAGS.values():
+    for names in NAMES.values():
         assert all(f"`{name}`" in page for name in names)
 
 
@@ -113,8 +116,7 @@ def test_a_rewritten_flag_with_a_value_of_its_own_takes_no_other() -> None:
 
 
 def requested(*words: str) -> Request:
-    flags = read(words, "", SizeFlags, PlanFlags)
-    return request_of(flags[SizeFlags], flags[PlanFlags])
+    return request_of(read(words, "", *PLAN_GROUPS))
 
 
 def test_a_plan_file_says_what_the_flags_leave_out(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from megatron.run.parallel_config import ParallelConfig
 from megatron.run.pipeline_layout import LAYOUT_FLAG, parse_layout
 from megatron.run.run_config import RunConfig
 from megatron.run.train import TrainSettings
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.settings import (
     OffloadSettings,
     PlanSettings,
@@ -280,8 +281,8 @@ class Job:
                 planning=PlanSettings(
                     schedule_file=layout.file,
                     zero_bubble_max_pending_backward=layout.memory_limit,
-                    microbatch_group_size_per_virtual_pipeline_stage=layout.group,
                 ),
+                block_options=BlockOptions.of(group=layout.group),
                 recompute_ahead=layout.recompute_ahead,
                 offload=OffloadSettings(layout.offloaded is not None, layout.offloaded),
                 layers=layout.distribution,

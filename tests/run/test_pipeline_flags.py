@@ -16,6 +16,7 @@ from megatron.run.cluster import gpu_with_memory
 from megatron.run.command_line import parse
 from megatron.run.dry_run import DryRunSettings
 from megatron.run.run_config import RunConfig
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.catalogue import TRAINABLE_SCHEDULES
 from megatron.schedules.limits import Gib, Percent
 from megatron.schedules.make_plan import make_plan
@@ -218,16 +219,16 @@ GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
         ("--num-virtual-stages-per-pipeline-rank 2", []),
         ("--pipeline-schedule auto", []),
         ("--pipeline-model-parallel-layout Et*2|tt|tt|ttL", []),
-        ("", [f"{GROUP} 4 changes nothing: only chunks take turns"]),
+        ("", [f"{GROUP} 4 changes nothing: 1f1b has no use for it, because only interleaved"]),
         (
             "--num-layers-per-virtual-pipeline-stage 4",
-            ["-stage 4 changes nothing", f"{GROUP} 4 changes nothing: only chunks take turns"],
+            ["-stage 4 changes nothing", f"{GROUP} 4 changes nothing: 1f1b has no use for it"],
         ),
     ],
 )
 def test_groups_of_microbatches(run: Callable[..., Any], flags: str, notes: list[str]) -> None:
     config = run(f"{flags} {GROUP} 4")
-    assert config.parallel.planning.group == 4
+    assert config.parallel.block_options == BlockOptions.of(group=4)
     told = [note for note in config.notes if "changes nothing" in note]
     assert len(told) == len(notes)
     assert all(part in note for part, note in zip(notes, told, strict=True))
@@ -253,7 +254,7 @@ def test_groups_of_a_layout_with_chunks_are_no_smaller_than_the_pipeline(
     run: Callable[..., Any],
 ) -> None:
     with pytest.raises(
-        ValueError, match=f"{GROUP} 1 is less than --pipeline-model-parallel-size 2"
+        ValueError, match=f"{GROUP} 1 with --pipeline-model-parallel-size 2: groups of 1 microbatch"
     ):
         run(f"--pipeline-model-parallel-layout Et*2|tt|tt|ttL {GROUP} 1")
 

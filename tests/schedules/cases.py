@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.blocks.block import Block, Slot, unroll
 from megatron.schedules.blocks.with_vocabulary import with_vocabulary
 from megatron.schedules.catalogue import SCHEDULES, TRAITS, Schedule
@@ -81,8 +82,12 @@ class Case(NamedTuple):
     @property
     def catalogued(self) -> Schedule:
         """The row of the catalogue of a schedule that has a block, with these groups."""
-        known = SCHEDULES[self.schedule]
-        return known.in_groups(self.group) if self.group and known.in_groups else known
+        return SCHEDULES[self.schedule].made_with(self.options.values)
+
+    @property
+    def options(self) -> BlockOptions:
+        """The options of its block."""
+        return BlockOptions.of(group=self.group)
 
     @property
     def plan(self) -> Plan:
@@ -136,7 +141,7 @@ def _plan(case: Case) -> Plan:
             recompute_ahead=case.ahead,
             shortened=case.seed is not None,
             slices=case.slices,
-            group=case.group,
+            options=case.options,
         )
 
 
@@ -171,7 +176,7 @@ def cases(
     microbatches = draw(st.integers(1, max(1, min(4 * ranks, passes // (chunks * ranks)))))
     seed = draw(seeds) if shortened else None
     ahead = draw(st.sampled_from([None, None, 1, 2]))
-    group = draw(st.none() | st.integers(ranks, 3 * ranks)) if "group" in known.options else None
+    group = draw(st.none() | st.integers(ranks, 3 * ranks)) if known.block_options else None
     return Case(schedule, draw(vocabulary), ranks, microbatches, chunks, seed, ahead, number, group)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 from schedules.cases import DRAWN
 
+from megatron.flags.declare import option_of
 from megatron.schedules.catalogue import (
     CHUNKED_SCHEDULES,
     SCHEDULES,
@@ -57,9 +58,11 @@ def test_a_block_has_the_chunks_and_passes_that_the_catalogue_says(schedule: str
 
 
 def test_schedules_take_the_options_that_they_can_be_made_with() -> None:
-    assert takers("group") == tuple(name for name, own in SCHEDULES.items() if own.in_groups)
-    assert takers("chunks") == CHUNKED_SCHEDULES
-    assert takers("file") == ("file",)
+    for name, own in SCHEDULES.items():
+        for option in own.block_options:
+            assert name in takers(option_of(option))
+    assert takers("--num-virtual-stages-per-pipeline-rank") == CHUNKED_SCHEDULES
+    assert takers("--schedule-file") == ("file",)
 
 
 def test_a_request_may_say_how_many_chunks_only_where_that_is_free() -> None:

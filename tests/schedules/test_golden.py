@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schedules import by_hand
 from schedules.cases import DRAWN, UNGROUPED, V_SHAPED
 
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.make_plan import make_plan
 from megatron.schedules.plan import Plan
 
@@ -85,7 +86,9 @@ def test_interleaved_in_larger_groups_is_that_of_megatron(
     """Also where the last group is smaller than the others, but not smaller than the pipeline."""
     size = data.draw(st.integers(p, 3 * p))
     m = full * size + data.draw(st.just(0) | st.integers(p, size))
-    plan = make_plan("interleaved", "none", p, m, chunks=v, group=size, shortened=False)
+    plan = make_plan(
+        "interleaved", "none", p, m, chunks=v, options=BlockOptions.of(group=size), shortened=False
+    )
     assert rows(plan) == [by_hand.interleaved_row(p, rank, m, v, size) for rank in range(p)]
 
 

@@ -14,6 +14,7 @@ from schedules import by_hand
 from schedules.cases import few_trials
 
 from megatron.schedules import from_block
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.costs import UNIT_COSTS, Costs
 from megatron.schedules.held import in_flight
@@ -163,12 +164,12 @@ def test_auto_fits_the_least_memory_that_there_is(vocabulary: str) -> None:
         ({"chunks": 2}, "1f1b has 1 chunk a rank, not 2: interleaved or hanayo or gis or"),
         ({"schedule": "zb-v", "chunks": 3}, "zb-v has 2 chunks a rank, not 3"),
         (
-            {"group": 2},
+            {"options": BlockOptions.of(group=2)},
             "1f1b has no use for group=2: only interleaved has groups whose size can be",
         ),
-        ({"schedule": "gis", "group": 2}, "gis has no use for group=2"),
+        ({"schedule": "gis", "options": BlockOptions.of(group=2)}, "gis has no use for group=2"),
         (
-            {"schedule": "interleaved", "group": 1},
+            {"schedule": "interleaved", "options": BlockOptions.of(group=1)},
             "groups of 1 microbatch are smaller than the pipeline of 2 ranks, so rank 0 would wait "
             "in every turn for the last rank: take 2 or more",
         ),
@@ -361,7 +362,7 @@ def test_requests_that_differ_share_no_kept_block() -> None:
         {"costs": late},
         {"vocabulary": "vocab-1"},
         {"chunks": 3},
-        {"group": 6},
+        {"options": BlockOptions.of(group=6)},
         {"slices": 2},
         {"split_backward": True},
         {"recompute_ahead": 1},

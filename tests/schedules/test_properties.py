@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schedules import by_hand
 from schedules.cases import BARRIERS, NAMES, UNGROUPED, Case, cases, random_costs, seeds, with_comms
 
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.blocks.with_slices import units_in_flight
 from megatron.schedules.catalogue import SCHEDULES, TRAITS
 from megatron.schedules.check import check
@@ -176,7 +177,9 @@ def test_what_larger_groups_cost(data: st.DataObject, p: int, v: int, more: int)
     A smaller one idles as it does in groups of p: the first rank waits for the last one.
     """
     group, m = data.draw(st.integers(p, 3 * p)), p + more
-    plan = make_plan("interleaved", "none", p, m, chunks=v, group=group, shortened=False)
+    plan = make_plan(
+        "interleaved", "none", p, m, chunks=v, options=BlockOptions.of(group=group), shortened=False
+    )
     full = min(group, m)
     assert round(v * max(in_flight(plan))) <= min((v - 1) * full + 2 * (p - 1) + 1, v * m)
     if m >= group + p:

@@ -27,13 +27,8 @@ from megatron.run.schedule import COMPARED_TREATMENTS
 from megatron.run.schedule import VOCABULARY as VOCABULARY_OF_AUTO
 from megatron.run.slices import SLICES as SLICES_OF_AUTO
 from megatron.run.train import TrainSettings
-from megatron.schedules.catalogue import (
-    OF_EVERY_SHAPE,
-    OPTION_FLAGS,
-    OPTIONS,
-    SCHEDULES,
-    TRIED_FIRST,
-)
+from megatron.schedules.block_options import BlockOptions
+from megatron.schedules.catalogue import OF_EVERY_SHAPE, OPTION_FLAGS, SCHEDULES, TRIED_FIRST
 from megatron.schedules.settings import SliceSettings
 from megatron.schedules.treatment_settings import DEFAULT_TREATMENT
 from megatron.schedules.treatments import TREATMENTS
@@ -189,10 +184,10 @@ def _names_of_schedules(flags: Flags) -> Sequence[str]:
     """Return the schedules that take all options that the user gives, the most promising first."""
     ranks = flags[PipelineRankSettings].size
     names = dict.fromkeys((*TRIED_FIRST, *SCHEDULES) if ranks > 1 else OF_EVERY_SHAPE[:1])
-    asked = [own for own in OPTIONS.values() if flags.asks(own.flag)]
-    if not all(own.allows(flags.given[own.flag][0], ranks) for own in asked):
+    if any(own.fault(ranks) for own in flags[BlockOptions].given):
         return []
-    return [name for name in names if SCHEDULES[name].flags.issuperset(own.flag for own in asked)]
+    asked = [option for option in OPTION_FLAGS if flags.asks(option)]
+    return [name for name in names if SCHEDULES[name].flags.issuperset(asked)]
 
 
 def _schedule(flags: Flags) -> Sequence[Choice]:

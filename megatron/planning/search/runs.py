@@ -18,7 +18,8 @@ from megatron.planning.search.dimensions import PAIRS
 from megatron.run.line import Key, Line
 from megatron.run.schedule import chunks_of, schedule_of, treatment_of, uses_limit
 from megatron.run.train import batch_share
-from megatron.schedules.catalogue import OPTIONS, SCHEDULES
+from megatron.schedules.block_options import BlockOptions
+from megatron.schedules.catalogue import SCHEDULES
 from megatron.schedules.from_block import promised
 from megatron.schedules.limits import LimitByMemory
 from megatron.schedules.request import Request
@@ -287,7 +288,6 @@ def promise_of(line: Line) -> Promise:
     if known is None:
         return Promise(min(ranks, microbatches), 0.0, limit=limit)
     chunks = chunks_of(flags) if known.takes_chunks else None
-    options = flags[PlanSettings].block_options(name)
     request = Request(
         name,
         treatment_of(flags),
@@ -295,8 +295,7 @@ def promise_of(line: Line) -> Promise:
         microbatches,
         chunks=chunks,
         slices=flags[SliceSettings].num_seq_splits,
-        # A rule refuses a number that is too small.
-        **{n: value for n, value in options.items() if OPTIONS[n].allows(value, ranks)},
+        options=flags[BlockOptions].taken_by(known).sound(ranks),  # a rule refuses the others
     )
     held = max(1.0, min(promised(request, request.catalogued), microbatches))
     waiting = known.kept / 2 if known.split else 0.0  # the first ranks wait less, the last more

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from megatron.flags.conditions import holds
+from megatron.flags.groups import declarations
 from megatron.flags.words import spelling
 from megatron.run.foreign.line import COMPUTED, Line
+from megatron.schedules.block_options import BlockOptions
 from megatron.schedules.plan_flags import PLAN_FLAGS
 
 Kind = Literal["rewritten", "noted", "refused"]
@@ -199,6 +201,10 @@ def _short_names() -> Iterator[Row]:
     for ours, *others in PLAN_FLAGS.values():
         for name in others:
             yield name, Answer("rewritten", f"{ours} {{}}", "N")
+    for own in declarations(BlockOptions):
+        for name in own.facts.names:
+            form = "" if own.kind is bool else "N"
+            yield name, Answer("rewritten", f"{own.option} {{}}", form)
 
 
 _BLOCKS: Final = tuple(blocks_of(Path(__file__).with_name("table.txt").read_text(encoding="utf-8")))

@@ -36,7 +36,7 @@ from megatron.planning.search.ways import Found
 from megatron.run.command_line import judged
 from megatron.run.edit import Edit, left_out, set_to
 from megatron.run.line import Line, opened
-from megatron.schedules.catalogue import OPTION_FLAGS, OPTIONS
+from megatron.schedules.catalogue import OPTION_FLAGS
 from megatron.schedules.catalogue import SCHEDULES as ALL_SCHEDULES
 from megatron.schedules.costs import Costs
 from megatron.schedules.lower import lower
@@ -53,6 +53,7 @@ LINE = (
     "--overlap-grad-reduce --overlap-param-gather --dry-run --dry-run-gpu H100"
 )
 WORDS = LINE.split()
+GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
 SCHEDULES = SCHEDULE._replace(
     choices=lambda flags: [
         (set_to("--pipeline-schedule", name),)
@@ -463,7 +464,7 @@ def test_slices_and_pairs_are_tried_together_only_where_the_user_names_one() -> 
 
 
 def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None:
-    grouped = line(OPTIONS["group"].flag, "2")
+    grouped = line(GROUP, "2")
     sizes = {size: set_to("--pipeline-model-parallel-size", size) for size in (1, 2, 4)}
     names = {
         size: {
@@ -486,7 +487,7 @@ def test_groups_that_the_user_names_leave_the_schedules_that_have_them() -> None
 def test_an_edit_of_the_schedule_drops_the_options_that_no_rule_lets_it_have(name: str) -> None:
     sizes = ("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1")
     chunks = ("--pipeline-schedule", "interleaved", "--num-virtual-stages-per-pipeline-rank", "4")
-    given = line(*sizes, *chunks, OPTIONS["group"].flag, "2")
+    given = line(*sizes, *chunks, GROUP, "2")
     assert not given.fault
     taken = given.edited(taking(name))
     assert not taken.fault
