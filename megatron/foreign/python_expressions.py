@@ -15,7 +15,7 @@ from megatron.foreign.python_operations import (
     of_two,
     shown,
 )
-from megatron.foreign.python_reach import CHANGERS
+from megatron.foreign.python_reach import CHANGERS, REACH_ALL
 from megatron.foreign.python_values import Computed, Names, Record, Value, deep_copy, lose
 
 
@@ -91,6 +91,8 @@ class Expressions(Changes):
                 return self._joined(isinstance(sign, ast.Or), parts, names, computed)
         if not isinstance(node, ast.Name):  # its parts may be shared, or changed by calls in it
             self._forget([node], names)
+        elif node.id in REACH_ALL and node.id not in self.functions:  # it gets another name
+            self._forget_all(names, Computed(node.lineno, f"{node.id} may change it"))
         return computed
 
     def _joined(
@@ -116,7 +118,7 @@ class Expressions(Changes):
             return computed
         if node.attr == "__dict__":  # another name of the same values
             return own
-        if node.attr in CHANGERS:  # a method with a name of its own, which may be called later
+        if node.attr in CHANGERS and node.attr not in own.values:  # a method, to be called later
             lose(own, computed, self._step)
         return own.values.get(node.attr, computed)
 

@@ -14,8 +14,8 @@ CHANGERS: Final = frozenset(
 )
 """Methods that every object or dict has, and that change it."""
 
-REACH_ALL: Final = frozenset({"exec", "eval", "globals", "locals"})
-"""Functions of Python that may reach every variable by its name."""
+REACH_ALL: Final = frozenset({"exec", "eval", "globals", "locals", "vars"})
+"""Functions of Python that may reach every variable by its name; ``vars`` without an argument."""
 
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -115,7 +115,13 @@ def bound_in(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def called_in(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Yield the names of functions that nodes call."""
+    """Yield the names of functions that nodes call, also of functions of ``builtins``."""
     for own in (inner for node in nodes for inner in ast.walk(node)):
-        if isinstance(own, ast.Call) and isinstance(own.func, ast.Name):
-            yield own.func.id
+        match own:
+            case ast.Call(func=ast.Name(id="vars"), args=[_, *_]):
+                pass  # it returns the values of its argument, which the call may change anyway
+            case (
+                ast.Call(func=ast.Name(id=name))
+                | ast.Call(func=ast.Attribute(value=ast.Name(id="builtins"), attr=name))
+            ):
+                yield name

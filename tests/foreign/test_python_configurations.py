@@ -343,6 +343,10 @@ def test_functions_of_the_file_change_records_as_a_run_does(change: str) -> None
         "change = cfg.model.__dict__.update\nchange(num_layers=80)",
         "exec('cfg.model.num_layers = 80')",
         "locals()['cfg'].model.num_layers = 80",
+        "vars()['cfg'].model.num_layers = 80",
+        "every = globals\nevery()['cfg'].model.num_layers = 80",
+        "run = exec\nrun('cfg.model.num_layers = 80')",
+        "builtins.exec('cfg.model.num_layers = 80')",
     ],
 )
 def test_what_a_statement_that_is_not_followed_may_change_is_not_known(change: str) -> None:
