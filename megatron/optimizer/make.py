@@ -104,7 +104,7 @@ def make_idle_optimizer(parts: Sequence[ParameterPart]) -> Optimizer:
 
 def keeps_whole(config: OptimizerSettings) -> KeepsWhole:
     """Return a function that tells which parameters the optimizer needs whole."""
-    return takes_muon if config.optimizer == "muon" else _takes_parts
+    return takes_muon if config.takes_whole_matrices else _takes_parts
 
 
 def _takes_parts(owned: OwnedParameter) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from megatron.kernels.reference.optimizer import divide
+from megatron.model.settings import ModelSettings
 from megatron.optimizer.mixed_precision import Master, Step
 from megatron.optimizer.newton_schulz import coefficients, orthogonalized
 from megatron.optimizer.settings import MuonSettings, ScaleMode
@@ -53,6 +54,13 @@ class QKVRows:
     def split(self) -> tuple[int, int, int]:
         """The three numbers in their order."""
         return self.query, self.key, self.value
+
+
+def qkv_rows(model: ModelSettings) -> QKVRows:
+    """Return how queries, keys and values lie in the fused matrix of a layer."""
+    attention = model.attention
+    heads = attention.num_attention_heads // attention.num_query_groups
+    return QKVRows(heads * attention.kv_channels, attention.kv_channels, attention.kv_channels)
 
 
 class Muon:

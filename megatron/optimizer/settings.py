@@ -231,6 +231,11 @@ class OptimizerSettings:
     implementation: Implementation = "local"
     width_mult: float = 1.0
 
+    @property
+    def takes_whole_matrices(self) -> bool:
+        """Whether some updates need a whole matrix, and not each element by itself."""
+        return self.optimizer == "muon"
+
     def decays(self, name: str, dimensions: int) -> bool:
         """Return whether a parameter decays.
 

@@ -12,6 +12,7 @@ from megatron.planning.count.run import count_ranks
 from megatron.planning.host_room import HostUse, activations_on_host, fullest_host
 from megatron.planning.host_share import host_shares
 from megatron.planning.host_step import host_steps
+from megatron.planning.matrix_steps import matrix_steps
 from megatron.planning.message_memory import kept_messages
 from megatron.planning.planned_run import RunPlan
 from megatron.planning.run_buckets import RankBuckets, run_buckets
@@ -149,7 +150,10 @@ def forecast_run(
     buckets = run_buckets(config, run_plan) if parallel.reduces_gradients else []
     shares = host_shares(config, plan, counts, buckets)
     moved_bytes = moved_by_step(config, counts, shares, buckets)
-    step = [cluster.rates.traffic(moved) for moved in moved_bytes]
+    whole = matrix_steps(config, cluster, counts, buckets)
+    step = [
+        cluster.rates.traffic(moved) + own for moved, own in zip(moved_bytes, whole, strict=True)
+    ]
     for rank, own in enumerate(host_steps(config, cluster, shares)):
         step[rank] += own.seconds
     exchanges = _exchanges(config, cluster, buckets, step) if buckets else None

@@ -205,10 +205,13 @@ def moved_by_step(
 ) -> list[float]:
     """Return the bytes that the optimizer's step and the norm move on every rank's device.
 
+    Updates of whole matrices (Muon) are left out: ``matrix_steps`` has their time.
     The step includes the rounding of weights that are gathered in 8 bits, if ``buckets`` are given.
     ``shares`` says what every rank updates on its host.
     """
     matrix, other = (count_step(config, matrix=matrix) for matrix in (True, False))
+    if config.optimizer.takes_whole_matrices:
+        matrix = matrix._replace(moved=0.0)
     moved = []
     for rank, (own, share) in enumerate(zip(counts, shares, strict=True)):
         here = share.least.here

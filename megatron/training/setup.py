@@ -12,7 +12,6 @@ from megatron.layers.scales import DelayedScales
 from megatron.layers.site import Site
 from megatron.model.ownership import WORD_EMBEDDINGS, OwnedParameter
 from megatron.model.placement import place
-from megatron.model.settings import ModelSettings
 from megatron.model.stage import RankModel
 from megatron.optimizer.bucket import Bucket
 from megatron.optimizer.bucket_layouts import bucket_layouts
@@ -24,7 +23,7 @@ from megatron.optimizer.make import (
     make_optimizer,
     make_with_host,
 )
-from megatron.optimizer.muon import QKVRows
+from megatron.optimizer.muon import qkv_rows
 from megatron.optimizer.narrow_values import narrow_values
 from megatron.optimizer.optimizer import Optimizer
 from megatron.optimizer.parameters import ParameterPart
@@ -338,13 +337,3 @@ def _maker_of_optimizers(
     if link is None:
         return partial(make_optimizer, config.optimizer, qkv, tensor, kernels)
     return partial(make_with_host, config.optimizer, qkv, tensor, kernels, link)
-
-
-def qkv_rows(config: ModelSettings) -> QKVRows:
-    """Return how queries, keys and values lie in the fused matrix of a layer."""
-    heads = config.attention.num_attention_heads // config.attention.num_query_groups
-    return QKVRows(
-        heads * config.attention.kv_channels,
-        config.attention.kv_channels,
-        config.attention.kv_channels,
-    )

@@ -505,10 +505,12 @@ def test_muon_has_slices_only_where_ranks_share_a_matrix(base: dict[str, str], m
 
 
 def test_a_dry_run_says_what_it_does_not_predict(base: dict[str, str]) -> None:
-    line = command_line(base, "--optimizer muon --bf16 --dry-run", without=("--data-path",))
+    muon, precise = "--optimizer muon --bf16 --dry-run", "--muon-fp32-matmul-prec highest"
+    line = command_line(base, f"{muon} {precise}", without=("--data-path",))
     (note,) = parse(line, 1).notes
-    assert note.startswith("--optimizer muon")
+    assert note.startswith(precise)
     assert "dry run" in note
+    assert parse(command_line(base, muon, without=("--data-path",)), 1).notes == ()
 
 
 def test_a_dry_run_names_the_files_that_it_does_not_read(base: dict[str, str]) -> None:

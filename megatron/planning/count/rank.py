@@ -50,12 +50,14 @@ from megatron.simulator.costs.count import (
     NO_PASS,
     NO_WORK,
     CountedAxis,
+    Matrix,
     Parameters,
     PassCount,
     RankCount,
     Segment,
     Work,
     in_order,
+    last_words,
 )
 
 _OF_USES: Final[Mapping[str, CountedAxis]] = {
@@ -333,7 +335,17 @@ def _elements(owned: Sequence[OwnedParameter]) -> Parameters:
     matrices = sum(own.parameter.numel() for own in usual if takes_muon(own))
     others = sum(own.parameter.numel() for own in usual) - matrices
     sizes = tuple((own.name, own.parameter.numel()) for own in owned)
-    return Parameters(matrices, others, experts, sizes)
+    shapes = tuple(_matrix(own) for own in owned if takes_muon(own))
+    return Parameters(matrices, others, experts, sizes, shapes)
+
+
+def _matrix(owned: OwnedParameter) -> Matrix:
+    """Return the facts of a matrix; matrices of experts that are spread over ranks are whole."""
+    rows, columns = owned.parameter.shape
+    whole = owned.global_shape if owned.axis is None else (rows, columns)
+    pieces = len(owned.pieces) if owned.axis is None else 1
+    shape = whole[0], whole[1]
+    return Matrix(last_words(owned.name), (rows, columns), shape, pieces, owned.matrices)
 
 
 def _key(comm: Comm) -> tuple[CommKind, int]:

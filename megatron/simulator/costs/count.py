@@ -269,6 +269,38 @@ def in_order(*parts: Work) -> Work:
     return Work(tuple(steps), left, peak, moved, tuple(heights), slots, *rooms)
 
 
+class Matrix(NamedTuple):
+    """A parameter that is a matrix: all on which the work of updating it as a whole depends.
+
+    Attributes:
+        name: the last words of its name, which are the same in all layers.
+        own: rows and columns of the rank's part.
+        whole: rows and columns of all parts that tensor-parallel ranks hold together.
+        pieces: number of boxes of the rank's part, each cut from an equal part of ``whole``.
+        stacked: number of equal matrices that lie one below the other in the parameter.
+    """
+
+    name: str
+    own: tuple[int, int]
+    whole: tuple[int, int]
+    pieces: int = 1
+    stacked: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Elements of the rank's part."""
+        return self.own[0] * self.own[1]
+
+
+NAME_WORDS: Final = 3
+"""The last words of a parameter's name that tell its part of a layer: module, layer, tensor."""
+
+
+def last_words(name: str) -> str:
+    """Return the words of a parameter's name that are the same in all layers."""
+    return ".".join(name.split(".")[-NAME_WORDS:])
+
+
 @dataclass(frozen=True)
 class Parameters:
     """Elements of a rank's parameters, in groups that an optimizer may treat differently.
@@ -280,12 +312,15 @@ class Parameters:
             same experts than have the same other parameters.
         sizes: name and elements of every parameter, but for the explorer's closed form. Equal
             layers may have the names of one of them.
+        shapes: the parameters that some optimizers update as whole matrices, those of experts
+            included, but for the explorer's closed form.
     """
 
     matrices: int = 0
     others: int = 0
     experts: int = 0
     sizes: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    shapes: tuple[Matrix, ...] = field(default=(), compare=False)
 
     @property
     def all(self) -> int:
@@ -299,6 +334,7 @@ class Parameters:
             self.others + times * more.others,
             self.experts + times * more.experts,
             self.sizes + times * more.sizes,
+            self.shapes + times * more.shapes,
         )
 
 
