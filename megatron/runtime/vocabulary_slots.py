@@ -103,9 +103,9 @@ class OutputSlot:
         *statistics, weight_n = self._numbers_5n
         merged = Merged(*statistics)
         losses = None if self._losses is None else self._losses(merged, weight_n)
-        gradient_nh = self._layer.t(
-            self._state, merged, weight_n, form_gradient=not self._in_s, keeps_room=True
-        )
+        # T adds to the state what it forms; the barrier of the next microbatch must not find it.
+        state, in_t = copy(self._state), not self._in_s
+        gradient_nh = self._layer.t(state, merged, weight_n, form_gradient=in_t, keeps_room=True)
         self._left = AfterT(losses, gradient_nh)
 
 
