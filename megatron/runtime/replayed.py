@@ -33,6 +33,7 @@ class SlotMemory(Protocol):
 
         What one graph has freed, another may use. So graphs are replayed in the order in which they
         were captured, and no replay is left out while a result of an earlier one is still read.
+        (Graphs whose results are copied out at once, as those of IF and IB, need no order.)
         """
         ...
 

@@ -21,8 +21,9 @@ pytestmark = needs_pretended_gpus
 TOO_LOW, TOO_HIGH = 0.005, 0.01
 """Largest share by which a dry run counts fewer or more bytes than are allocated.
 
-Without graphs it counts exactly. With them the last rank of a pipeline counts up to 8 activations
-[n, h] too many outside of its slots (0.68 % of this model under ``zb-v``); the cause is not known.
+Without graphs it counts exactly. With them it counts about one activation [n, h] too many for
+every slot of a stage behind the first (0.68 % of this model under ``zb-v``, whose last rank has
+eight such slots); the cause is not known.
 """
 
 LLAMA: dict[str, Any] = {
